@@ -1,0 +1,1 @@
+"""Gradient balancing for several objectives."""
