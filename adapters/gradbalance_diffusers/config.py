@@ -71,8 +71,8 @@ _FREE_ON_RESUME = frozenset(
 class Config(Section):
     """Everything that defines a training run.
 
-    Build one with :func:`load_config`, :meth:`from_yaml` or by hand; each way checks types, ranges and the rules between
-    sections and raises :class:`gradbalance.InvalidArgumentError` with the dotted path of the field.
+    Build one with :func:`load_config`, :meth:`from_yaml` or by hand; each way checks types, ranges and the rules
+    between sections and raises :class:`gradbalance.InvalidArgumentError` with the dotted path of the field.
 
     >>> config = load_config("tiny", ["optimizer.lr=1e-3", "prompts.mix.ocr=5"])
     >>> config.optimizer.lr, config.prompts.mix["ocr"]
@@ -118,7 +118,7 @@ class Config(Section):
         self._check_timesteps()
         if self.optimizer.steps_per_epoch > self.prompts.groups_per_epoch:
             raise InvalidArgumentError(
-                "`optimizer.steps_per_epoch` must not exceed `prompts.groups_per_epoch`: each step needs a prompt group. "
+                "`optimizer.steps_per_epoch` must not exceed `prompts.groups_per_epoch`: a step needs a prompt group. "
                 f"Found {self.optimizer.steps_per_epoch} steps for {self.prompts.groups_per_epoch} groups."
             )
         self._check_stages(names)
@@ -154,8 +154,8 @@ class Config(Section):
         balance = self.balance
         if balance.floor * len(names) > 1.0:
             raise InvalidArgumentError(
-                f"`balance.floor` times the number of rewards must be at most 1. Found {balance.floor:g} x {len(names)} = "
-                f"{balance.floor * len(names):g}. Use a floor of at most {1 / len(names):.3g}."
+                f"`balance.floor` times the number of rewards must be at most 1. "
+                f"Found {balance.floor:g} x {len(names)} = {balance.floor * len(names):g}. Use a floor of at most {1 / len(names):.3g}."
             )
         methods = {balance.method, *(stage.method for stage in self.stages)}
         if balance.reward_weights and "weighted-sum" not in methods:
@@ -171,8 +171,8 @@ class Config(Section):
         levels = int(self.sampling.steps * self.timesteps.fraction)
         if self.timesteps.mode == "grid" and self.timesteps.per_image > levels:
             raise InvalidArgumentError(
-                f"`timesteps.per_image` must not exceed int(sampling.steps * timesteps.fraction) = {levels} in mode grid, "
-                f"where levels do not repeat. Found {self.timesteps.per_image}. Lower it or sample in more steps."
+                f"`timesteps.per_image` must not exceed int(sampling.steps * timesteps.fraction) = {levels} in mode "
+                f"grid, where levels do not repeat. Found {self.timesteps.per_image}. Lower it or sample in more steps."
             )
 
     def _check_stages(self, names: list[str]) -> None:

@@ -151,7 +151,7 @@ class BalanceConfig(Section):
     section: ClassVar[str] = "balance"
 
     method: Method = "marble"
-    """`marble`, `mgda` (fresh min-norm point every step), `nash`, `mean` (1/K) or `weighted-sum` (one scalar reward)."""
+    """`marble`, `mgda` (a fresh min-norm point per step), `nash`, `mean` (1/K) or `weighted-sum` (one scalar reward)."""
     interval: Count = 10
     """Optimizer steps between full solves (marble, nash). MARBLE: 10."""
     ema_decay: Decay = 0.7
@@ -193,7 +193,7 @@ class OptimizerConfig(Section):
     steps_per_epoch: Count = 1
     """Optimizer steps per epoch; prompt groups are dealt out between them."""
     micro_batch_size: Count | None = None
-    """Samples per forward and backward pass; null takes a whole optimizer step at once. Changes memory, not the step."""
+    """Samples per forward and backward pass; null takes a whole optimizer step at once. Only memory changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class OldPolicyConfig(Section):
     section: ClassVar[str] = "old_policy"
 
     mode: Literal["on_policy", "linear", "delayed_linear", "constant"] = "linear"
-    """`on_policy`: d = 0; `linear`: min(slope k, cap); `delayed_linear`: min(slope max(k - start, 0), cap); `constant`."""
+    """`on_policy`: d = 0; `linear`: min(slope k, cap); `delayed_linear`: the same in k - start, from 0; `constant`: decay."""
     decay: Fraction = 0.0
     """d of mode `constant`."""
     slope: NonNegative = 0.001

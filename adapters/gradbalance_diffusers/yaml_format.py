@@ -56,7 +56,7 @@ _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("ta
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """Plain Python values of ``text``.
+    r"""Plain Python values of ``text``.
 
     Args:
         text: The YAML.
@@ -65,7 +65,7 @@ def parse_yaml(text: str, origin: str) -> Any:
     Raises:
         InvalidArgumentError: Not YAML, or a key that stands twice; with line and column.
 
-    >>> parse_yaml("lr: 3e-4\\nmixed_precision: no", "example")
+    >>> parse_yaml("lr: 3e-4\nmixed_precision: no", "example")
     {'lr': 0.0003, 'mixed_precision': 'no'}
     """
     try:

@@ -1,12 +1,13 @@
 from dataclasses import asdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.config import PRESETS, Config, OptimizerConfig, load_config
 from gradbalance_diffusers.schema import Section, field_docs, known_paths, type_hints
 from gradbalance_diffusers.yaml_format import dump_yaml, parse_yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def sections() -> list[type[Section]]:
