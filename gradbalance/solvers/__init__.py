@@ -1,1 +1,7 @@
+"""Small K x K problems in float64: no autograd, no modules, no randomness."""
 
+from gradbalance.solvers.min_norm import min_norm
+from gradbalance.solvers.nash import nash
+from gradbalance.solvers.solution import Solution
+
+__all__ = ["Solution", "min_norm", "nash"]

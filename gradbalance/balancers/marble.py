@@ -1,0 +1,225 @@
+"""MARBLE: min-norm harmonization of unit gradients, amortized over steps and smoothed over refreshes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradbalance.balancers.mgda import checked_floor
+from gradbalance.balancers.state import check_count, check_gram_count, check_keys, checked_interval, floats, whole
+from gradbalance.balancers.unit_rows import UnitRows, nearest_direction, no_signal, unit_rows
+from gradbalance.errors import InvalidArgumentError, StateError
+from gradbalance.solvers import Solution
+
+_KEYS = ("average", "latest", "norms", "mean_norm", "age", "steps")
+
+
+class MARBLE:
+    r"""Balance directions by their min-norm point; solve every ``interval`` steps and reuse a smoothed answer in between.
+
+    **Refresh** (a step on which rows exist). With :math:`\hat g_k = g_k / \|g_k\|` over the valid rows (those that are not zero),
+
+    .. math::
+        \alpha^* = \arg\min_\alpha \tfrac12 \Bigl\|\sum_k \alpha_k \hat g_k\Bigr\|^2, \quad \alpha_k \ge \text{floor},
+        \; \sum_k \alpha_k = 1 ,
+
+    and the weights on the raw rows are :math:`c_k = \alpha^*_k \bar n / \|g_k\|` with :math:`\bar n` the mean norm of the valid rows:
+    the direction opposes no valid row and has the length of an ordinary gradient. A row that is zero (no signal in this cycle) has
+    :math:`\alpha^*_k = 0` and weight 0.
+
+    **Smoothing.** :math:`\bar\alpha \leftarrow \rho \bar\alpha + (1 - \rho)\,\alpha^*` with :math:`\rho` = ``ema_decay``; the first solve sets
+    :math:`\bar\alpha = \alpha^*`. So one batch without signal for an objective lowers its coefficient by the factor
+    :math:`\rho` and does not silence it. An objective that is valid for the first time on a later refresh enters with its
+    :math:`\alpha^*_k`, the others being scaled by 1 minus what the newcomers take; :math:`\bar\alpha` stays on the simplex.
+
+    **Other steps** use one backward pass with cached weights: ``amortize="direction"`` takes
+    :math:`c_k = \bar\alpha_k \bar n / \|g_k\|`, with each row's norm from the last refresh on which it was valid, so the step
+    follows the direction that was solved for; ``amortize="coefficients"``, as published, takes :math:`c = \bar\alpha` and lets the
+    raw norms decide.
+
+    **Uniform stage.** From optimizer step ``uniform_after`` on (0 is the first), :math:`\alpha` is 1/V over the V valid rows in place
+    of the solve, and the cached :math:`\bar\alpha` is uniform over the objectives that were ever valid. Refreshes go on, for the norms;
+    with ``amortize="coefficients"``, which needs no norms, they end.
+
+    If all rows are zero, the weights are 0, ``solution.reason`` says so, nothing is stored, and the refresh stays due.
+
+    Args:
+        interval: Optimizer steps between two refreshes, >= 1.
+        ema_decay: :math:`\rho`, in [0, 1).
+        amortize: What is cached between refreshes, ``"direction"`` or ``"coefficients"``.
+        floor: Lower bound on each valid row's :math:`\alpha^*`, in [0, 1/K].
+        uniform_after: Optimizer step from which on coefficients are uniform; None for never.
+
+    Attributes:
+        solution: Certificate of the last solve, over its valid rows; None before the first one and after loading a state.
+
+    Raises:
+        InvalidArgumentError: An argument is out of its range; when called, ``gram`` is no Gramian or K has changed.
+        NonFiniteError: When called with NaN or Inf; the state stays as it was.
+
+    References:
+        MARBLE, arXiv 2605.06507 (normalization, min-norm solve, rescaling, amortization and smoothing of the coefficients). Caching
+        the direction in place of the coefficients is this library's.
+
+    Example:
+        >>> balancer = MARBLE(interval=2, ema_decay=0.5)
+        >>> balancer(torch.tensor([[1.0, 0.0], [0.0, 9.0]]))  # refresh: alpha* = 1/2 each, mean norm 2
+        tensor([1.0000, 0.3333], dtype=torch.float64)
+        >>> balancer.step()
+        >>> balancer.needs_rows, balancer.weights
+        (False, tensor([1.0000, 0.3333], dtype=torch.float64))
+    """
+
+    def __init__(
+        self,
+        interval: int = 10,
+        ema_decay: float = 0.7,
+        amortize: Literal["direction", "coefficients"] = "direction",
+        floor: float = 0.0,
+        uniform_after: int | None = None,
+    ) -> None:
+        self.interval = checked_interval(interval)
+        if not 0.0 <= ema_decay < 1.0:
+            raise InvalidArgumentError(f"`ema_decay` should be in [0, 1). Found ema_decay = {ema_decay!r}.")
+        self.ema_decay = float(ema_decay)
+        if amortize not in ("direction", "coefficients"):
+            raise InvalidArgumentError(
+                f'`amortize` should be "direction" or "coefficients". Found amortize = {amortize!r}.'
+            )
+        self.amortize = amortize
+        self.floor = checked_floor(floor)
+        if uniform_after is not None and (
+            isinstance(uniform_after, bool) or not isinstance(uniform_after, int) or uniform_after < 0
+        ):
+            raise InvalidArgumentError(
+                f"`uniform_after` should be an optimizer step >= 0, or None. Found uniform_after = {uniform_after!r}."
+            )
+        self.uniform_after = uniform_after
+        self.solution: Solution | None = None
+        self._average: NDArray[np.float64] | None = None
+        self._latest: NDArray[np.float64] | None = None
+        self._norms: NDArray[np.float64] | None = None
+        self._mean_norm = 0.0
+        self._age: int | None = None
+        self._steps = 0
+
+    def __call__(self, gram: Tensor, /) -> Tensor:
+        """Refresh: weights on the raw rows, shape [K], float64, from their Gramian."""
+        rows = unit_rows(gram)
+        count = len(rows.norms)
+        check_gram_count(count, None if self._norms is None else len(self._norms), "MARBLE")
+        if not rows.valid.any():
+            self.solution = no_signal(count)
+            return torch.zeros(count, dtype=torch.float64)
+        if self._uniform:
+            alpha = rows.spread(1.0 / np.count_nonzero(rows.valid))
+        else:
+            alpha, self.solution = nearest_direction(rows, self.floor)
+            self._average = self._smoothed(alpha, rows)
+        self._latest = alpha
+        self._norms = np.where(rows.valid, rows.norms, 0.0 if self._norms is None else self._norms)
+        self._mean_norm = rows.mean_norm
+        self._age = 0
+        return torch.from_numpy(rows.on_raw_rows(alpha))
+
+    def _smoothed(self, alpha: NDArray[np.float64], rows: UnitRows) -> NDArray[np.float64]:
+        if self._average is None or self._norms is None:
+            return alpha
+        entering = np.where(self._norms == 0.0, alpha, 0.0)
+        average = (1.0 - entering.sum()) * self._average + entering
+        smoothed = self.ema_decay * average + (1.0 - self.ema_decay) * alpha
+        normalized: NDArray[np.float64] = smoothed / smoothed.sum()
+        return normalized
+
+    @property
+    def _uniform(self) -> bool:
+        return self.uniform_after is not None and self._steps >= self.uniform_after
+
+    def _cached_alpha(self) -> NDArray[np.float64] | None:
+        if self._norms is None:
+            return None
+        if self._uniform or self._average is None:
+            seen = self._norms > 0.0
+            return seen / np.count_nonzero(seen)
+        return self._average
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether a refresh is due: before the first one, and ``interval`` optimizer steps after the last."""
+        if self._age is None:
+            return True
+        return self._age >= self.interval and not (self._uniform and self.amortize == "coefficients")
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights on the raw losses for a step without refresh, shape [K], float64.
+
+        Raises:
+            StateError: Before the first refresh.
+        """
+        alpha = self._cached_alpha()
+        if alpha is None or self._norms is None:
+            raise StateError(
+                "MARBLE has no weights before its first refresh. Call it with a Gramian first (`needs_rows` is true)."
+            )
+        if self.amortize == "coefficients":
+            return torch.tensor(alpha)
+        seen = self._norms > 0.0
+        cached = np.zeros(len(alpha))
+        cached[seen] = alpha[seen] * (self._mean_norm / self._norms[seen])
+        return torch.from_numpy(cached)
+
+    @property
+    def coefficients(self) -> Tensor | None:
+        r"""Simplex numbers behind the weights in use, shape [K], float64; None before the first refresh.
+
+        :math:`\alpha^*` on the step of a refresh, :math:`\bar\alpha` after it.
+        """
+        alpha = self._latest if self._age == 0 else self._cached_alpha()
+        return None if alpha is None else torch.tensor(alpha)
+
+    def step(self) -> None:
+        """Tell that one optimizer step has been made."""
+        self._steps += 1
+        if self._age is not None:
+            self._age += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as plain values; JSON keeps it bit for bit. Arguments of the constructor are not part of it."""
+        return {
+            "balancer": "MARBLE",
+            "average": None if self._average is None else self._average.tolist(),
+            "latest": None if self._latest is None else self._latest.tolist(),
+            "norms": None if self._norms is None else self._norms.tolist(),
+            "mean_norm": self._mean_norm,
+            "age": self._age,
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state made by ``state_dict``.
+
+        Raises:
+            StateError: A state of another balancer, of another K, or malformed. The own state then stays as it was.
+        """
+        check_keys(state, "MARBLE", _KEYS)
+        count = None if state["norms"] is None else len(state["norms"])
+        check_count(count, None if self._norms is None else len(self._norms), "MARBLE")
+        average, latest, norms = (
+            None if count is None or state[key] is None else np.array(floats(state, key, count))
+            for key in ("average", "latest", "norms")
+        )
+        age, steps = None if state["age"] is None else whole(state, "age"), whole(state, "steps")
+        (mean_norm,) = floats({"mean_norm": [state["mean_norm"]]}, "mean_norm", 1)
+        self._average, self._latest, self._norms, self._mean_norm = average, latest, norms, mean_norm
+        self._age, self._steps, self.solution = age, steps, None
+
+    def __repr__(self) -> str:
+        return (
+            f"MARBLE(interval={self.interval}, ema_decay={self.ema_decay}, amortize={self.amortize!r}, floor={self.floor}, "
+            f"uniform_after={self.uniform_after})"
+        )

@@ -1,0 +1,136 @@
+"""Facts about K row vectors that their K x K Gramian holds: norms, cosines, the angles of a combination. No state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradbalance.errors import InvalidArgumentError
+
+# Elements of a float64 working copy of a chunk: 2 MiB stay in the cache of a CPU core and are nothing to a GPU's memory.
+_CPU_CHUNK = 1 << 18
+_GPU_CHUNK = 1 << 24
+
+
+def gramian(rows: Tensor | Sequence[Tensor]) -> Tensor:
+    r"""Gramian :math:`G_{ij} = \langle g_i, g_j \rangle` of K rows.
+
+    Products are formed and added in float64, whatever the dtype of the rows, chunk by chunk along P: no K x P float64 copy
+    is made, and row norms that differ by 1e+-30 (float32 rows cannot hold more) leave every entry correct to about 1e-15 of
+    :math:`\|g_i\|\|g_j\|`. The K x K result crosses to the host once per block.
+
+    Args:
+        rows: The rows, shape [K, P], of any floating dtype; or a sequence of blocks [K, P_j] (parameters on several devices,
+            or of several dtypes) that side by side make up the rows. Their Gramians add.
+
+    Returns:
+        G, shape [K, K], float64, on the CPU, exactly symmetric. Non-finite rows give non-finite entries; nothing is raised.
+
+    Raises:
+        InvalidArgumentError: A block is not a real floating tensor of two dimensions, K differs, or there is no block.
+
+    Example:
+        >>> gramian(torch.tensor([[3.0, 4.0], [0.0, 1e-30]]))
+        tensor([[2.5000e+01, 4.0000e-30],
+                [4.0000e-30, 1.0000e-60]], dtype=torch.float64)
+    """
+    blocks = [rows] if isinstance(rows, Tensor) else list(rows)
+    if not blocks:
+        raise InvalidArgumentError("`rows` should hold at least one block of shape [K, P]. Found an empty sequence.")
+    for block in blocks:
+        if block.dim() != 2 or not block.is_floating_point() or block.shape[0] != blocks[0].shape[0]:
+            raise InvalidArgumentError(
+                f"`rows` should be real floating tensors of shape [K, P] with one K. Found shape {tuple(block.shape)}, "
+                f"{block.dtype}, where the first block has K = {blocks[0].shape[0] if blocks[0].dim() else 'none'}. Flatten "
+                "each parameter's gradient to one dimension per objective."
+            )
+    total = torch.zeros(blocks[0].shape[0], blocks[0].shape[0], dtype=torch.float64)
+    for block in blocks:
+        total += _block_gramian(block.detach()).cpu()
+    return (total + total.T) / 2
+
+
+def _block_gramian(block: Tensor) -> Tensor:
+    count, width = block.shape
+    # MPS has no float64; its memory is the host's, so the chunks are multiplied there.
+    device = torch.device("cpu") if block.device.type == "mps" else block.device
+    step = max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // max(1, count))
+    total = torch.zeros(count, count, dtype=torch.float64, device=device)
+    for start in range(0, width, step):
+        chunk = block[:, start : start + step].to(device=device, dtype=torch.float64)
+        total.addmm_(chunk, chunk.T)
+    return total
+
+
+def norms(gram: Tensor) -> Tensor:
+    r"""Row norms :math:`\|g_k\| = \sqrt{G_{kk}}`.
+
+    Args:
+        gram: Gramian, shape [K, K], any floating dtype and device.
+
+    Returns:
+        Norms, shape [K], float64, on the CPU. A diagonal entry below zero (rounding of a zero row) counts as zero.
+
+    Example:
+        >>> norms(torch.tensor([[25.0, 0.0], [0.0, 4.0]]))
+        tensor([5., 2.], dtype=torch.float64)
+    """
+    return _host(gram).diagonal().clamp(min=0).sqrt()
+
+
+def cosines(gram: Tensor) -> Tensor:
+    r"""Cosines :math:`C_{ij} = G_{ij} / (\|g_i\|\|g_j\|)`, the Gramian of the rows scaled to unit length.
+
+    Args:
+        gram: Gramian, shape [K, K], any floating dtype and device.
+
+    Returns:
+        C, shape [K, K], float64, on the CPU, entries in [-1, 1]. The diagonal is exactly 1 where the row is not zero. A zero
+        row has no direction: its row and column are 0, the diagonal included, so the diagonal tells which rows exist.
+
+    Example:
+        >>> cosines(torch.tensor([[4.0, -3.0, 0.0], [-3.0, 9.0, 0.0], [0.0, 0.0, 0.0]]))
+        tensor([[ 1.0000, -0.5000,  0.0000],
+                [-0.5000,  1.0000,  0.0000],
+                [ 0.0000,  0.0000,  0.0000]], dtype=torch.float64)
+    """
+    host = _host(gram)
+    length = norms(host)
+    valid = length > 0
+    inverse = torch.where(valid, 1 / length, 0.0)
+    cosine = (host * inverse[:, None] * inverse).clamp(-1, 1)
+    return cosine.fill_diagonal_(0) + torch.diag(valid.to(torch.float64))
+
+
+def direction_cosines(gram: Tensor, weights: Tensor) -> Tensor:
+    r"""Cosine of the combined direction :math:`d = \sum_k w_k g_k` with every row, from the Gramian alone.
+
+    With the cosine matrix C and :math:`u_k = w_k \|g_k\|` (scaled to max 1, so nothing over- or underflows),
+    :math:`\cos(d, g_k) = (C u)_k / \sqrt{u^\top C u}`.
+
+    Args:
+        gram: Gramian, shape [K, K], any floating dtype and device.
+        weights: w, the weights on the raw rows, shape [K].
+
+    Returns:
+        Cosines, shape [K], float64, on the CPU; 0 for a zero row. All are 0 where d vanishes to rounding
+        (:math:`\|d\| \le 10^{-7} \sum_k |w_k|\|g_k\|`: below that its direction is noise of the Gramian's own rounding).
+
+    Example:
+        >>> direction_cosines(torch.eye(2), torch.tensor([1.0, 1.0]))
+        tensor([0.7071, 0.7071], dtype=torch.float64)
+    """
+    length = norms(gram)
+    scaled = _host(weights) * (length / length.max().clamp(min=torch.finfo(torch.float64).tiny))
+    scaled = scaled / scaled.abs().sum().clamp(min=torch.finfo(torch.float64).tiny)
+    image = cosines(gram) @ scaled
+    squared = torch.dot(scaled, image)
+    if squared <= 1e-14:
+        return torch.zeros_like(image)
+    return (image / squared.sqrt()).clamp(-1, 1)
+
+
+def _host(values: Tensor) -> Tensor:
+    return values.detach().to(device="cpu", dtype=torch.float64)

@@ -1,0 +1,130 @@
+"""The point nearest to the origin in a convex hull, as a quadratic program on the correlation matrix.
+
+With rows :math:`h_k` of length :math:`m_k` and correlation matrix S, substitute :math:`t_k = b_k v_k`, where
+:math:`v_k = \\min_j m_j / m_k`. The min-norm problem over the simplex then reads: minimize :math:`b^\\top S b` over
+:math:`b \\ge 0, v^\\top b = 1`. Its solution is, up to a factor, that of
+
+* :math:`\\min_{b \\ge 0} \\tfrac12 b^\\top S b - v^\\top b` (bounded unless 0 lies in the hull), and of
+* :math:`\\min_{b \\ge 0} \\tfrac12 b^\\top S b + \\tfrac12 (v^\\top b - 1)^2` (always bounded): a non-negative least squares problem
+  with a factor of S over the row :math:`v^\\top`.
+
+Row lengths only enter through v, so lengths that differ by many orders of magnitude do no harm to the conditioning of S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import quadprog
+from scipy.optimize import nnls
+
+from gradbalance.solvers.correlation import Array
+
+# Regularizer of the proximal steps, relative to the unit diagonal: large enough that ties and redundant rows get one
+# well-conditioned answer (rounding of 1e-16 moves it by 1e-6), small enough that one or two steps reach the tolerance.
+_PROXIMITY = 1e-10
+_MAX_STEPS = 20
+# Rows whose correlations differ by less than this are one row to rounding.
+_TIE = 7e-15
+
+Gap = Callable[[Array], float]
+
+
+@lru_cache(maxsize=128)
+def _bounds(count: int) -> tuple[Array, Array]:
+    return np.eye(count), np.zeros(count)
+
+
+def positive_definite(matrix: Array, inverse_norms: Array) -> tuple[Array, int] | None:
+    """Solve the first form by the dual active-set method of Goldfarb and Idnani (1983, Math. Programming 27).
+
+    Args:
+        matrix: S, shape [K, K].
+        inverse_norms: v, shape [K], the largest being 1.
+
+    Returns:
+        t on the simplex and the iteration count; None where S is not positive definite to rounding, has rows that are equal
+        to rounding, or the optimum is out of reach (0 nearly in the hull).
+    """
+    # Equal rows can slip through the Cholesky factorization by rounding, and then get arbitrary, unequal weights.
+    if np.count_nonzero(matrix > 1 - 1e-13) > len(matrix):
+        return None
+    identity, zeros = _bounds(len(matrix))
+    try:
+        result = quadprog.solve_qp(matrix, inverse_norms, identity, zeros)
+    except ValueError:
+        return None
+    weights = _simplex(result[0], inverse_norms)
+    return None if weights is None else (weights, int(result[3][0]))
+
+
+def semidefinite(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float) -> tuple[Array, int, str]:
+    """Solve the second form where S may be singular: proximal steps first, then non-negative least squares.
+
+    The proximal point method (Rockafellar 1976) repeats a strictly convex program, :math:`\\tfrac\\varepsilon2\\|b - b_{j-1}\\|^2`
+    added, from :math:`b_0 = 0`. Of several optimal points it comes, to rounding, to the one of least :math:`\\|b\\|`: equal rows
+    share, and the order of the rows does not matter.
+
+    Args:
+        matrix: S, shape [K, K], positive semi-definite, unit diagonal.
+        inverse_norms: v, shape [K], the largest being 1.
+        gap: The relative duality gap of t, to be brought to ``tolerance``.
+        tolerance: Gap at which to stop.
+
+    Returns:
+        t on the simplex (the best point seen), iterations, and the name of the method that found it.
+    """
+    best, steps, method = _proximal(matrix, inverse_norms, gap, tolerance), _MAX_STEPS, "proximal quadprog"
+    best_gap, best_weights, steps = best
+    if best_gap > tolerance:
+        weights = _least_squares(matrix, inverse_norms)
+        if weights is not None and gap(weights) < best_gap:
+            best_weights, method = weights, "nnls"
+    return _share_ties(matrix, inverse_norms, best_weights), steps, method
+
+
+def _proximal(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float) -> tuple[float, Array, int]:
+    identity, zeros = _bounds(len(matrix))
+    regular = matrix + np.outer(inverse_norms, inverse_norms) + _PROXIMITY * identity
+    best_gap, best_weights, point, stalled, steps = np.inf, inverse_norms / inverse_norms.sum(), zeros, 0, 0
+    while steps < _MAX_STEPS and stalled < 3 and best_gap > tolerance:
+        point = np.maximum(quadprog.solve_qp(regular, inverse_norms + _PROXIMITY * point, identity, zeros)[0], 0.0)
+        steps += 1
+        weights = _simplex(point, inverse_norms)
+        reached = np.inf if weights is None else gap(weights)
+        stalled = 0 if reached < best_gap / 2 else stalled + 1
+        if weights is not None and reached < best_gap:
+            best_gap, best_weights = reached, weights
+    return best_gap, best_weights, steps
+
+
+def _least_squares(matrix: Array, inverse_norms: Array) -> Array | None:
+    values, vectors = np.linalg.eigh(matrix)
+    factor = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    target = np.zeros(len(matrix) + 1)
+    target[-1] = 1.0
+    try:
+        point, _ = nnls(np.vstack([factor, inverse_norms]), target, maxiter=50 * len(matrix))
+    except RuntimeError:
+        return None
+    return _simplex(point, inverse_norms)
+
+
+def _simplex(point: Array, inverse_norms: Array) -> Array | None:
+    weights = np.maximum(point, 0.0) * inverse_norms
+    total = weights.sum()
+    # Not `total <= 0`: NaN has to end up here too.
+    if not 0.0 < total < np.inf:
+        return None
+    normalized: Array = weights / total
+    return normalized
+
+
+def _share_ties(matrix: Array, inverse_norms: Array, weights: Array) -> Array:
+    same = np.abs(matrix[:, None, :] - matrix[None, :, :]).max(axis=2) <= _TIE
+    same &= np.abs(inverse_norms[:, None] - inverse_norms) <= _TIE * inverse_norms
+    shared = (same / same.sum(axis=1, keepdims=True)) @ weights
+    normalized: Array = shared / shared.sum()
+    return normalized
