@@ -152,10 +152,11 @@ class Config(Section):
 
     def _check_balance(self, names: list[str]) -> None:
         balance = self.balance
-        if balance.floor * len(names) > 1.0:
+        total = balance.floor * len(names)
+        if total > 1.0:
             raise InvalidArgumentError(
                 f"`balance.floor` times the number of rewards must be at most 1. "
-                f"Found {balance.floor:g} x {len(names)} = {balance.floor * len(names):g}. Use a floor of at most {1 / len(names):.3g}."
+                f"Found {balance.floor:g} x {len(names)} = {total:g}. Use a floor of at most {1 / len(names):.3g}."
             )
         methods = {balance.method, *(stage.method for stage in self.stages)}
         if balance.reward_weights and "weighted-sum" not in methods:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from gradbalance.errors import InvalidArgumentError
 
-from .schema import Count, Decay, Fraction, Natural, NonNegative, Positive, Section
+from .schema import Count, Decay, Fraction, Natural, NonNegative, Positive, Range, Section
 
 Source = Literal["general", "ocr", "geneval"]
 Method = Literal["marble", "mgda", "nash", "mean", "weighted-sum"]
@@ -124,10 +124,10 @@ class TimestepsConfig(Section):
     section: ClassVar[str] = "timesteps"
 
     mode: Literal["grid", "continuous"] = "grid"
-    """`grid`: levels of the sampler's own steps, without repeats; `continuous`: uniform between low and high."""
+    """`grid`: levels of the sampler's own steps, without repeats; `continuous`: any level, with the grid's density."""
     per_image: Count = 24
     """Noise levels per picture and epoch (MARBLE: 24 of 25)."""
-    fraction: Fraction = 0.99
+    fraction: Annotated[float, Range(above=0.0, at_most=1.0)] = 0.99
     """Grid only: share of the sampler's steps to choose from, int(fraction * steps) levels (DiffusionNFT: 0.99)."""
     low: Fraction = 0.0
     """Lowest noise level."""
@@ -151,7 +151,7 @@ class BalanceConfig(Section):
     section: ClassVar[str] = "balance"
 
     method: Method = "marble"
-    """`marble`, `mgda` (a fresh min-norm point per step), `nash`, `mean` (1/K) or `weighted-sum` (one scalar reward)."""
+    """`marble`, `mgda` (solved afresh every step), `nash`, `mean` (1/K) or `weighted-sum` (one scalar reward)."""
     interval: Count = 10
     """Optimizer steps between full solves (marble, nash). MARBLE: 10."""
     ema_decay: Decay = 0.7
@@ -206,7 +206,7 @@ class OldPolicyConfig(Section):
     section: ClassVar[str] = "old_policy"
 
     mode: Literal["on_policy", "linear", "delayed_linear", "constant"] = "linear"
-    """`on_policy`: d = 0; `linear`: min(slope k, cap); `delayed_linear`: the same in k - start, from 0; `constant`: decay."""
+    """`on_policy`: d = 0; `linear`: min(slope k, cap); `delayed_linear`: the same in k - start; `constant`: decay."""
     decay: Fraction = 0.0
     """d of mode `constant`."""
     slope: NonNegative = 0.001
@@ -247,8 +247,8 @@ class EvaluationConfig(Section):
     """ODE solver (DiffusionNFT evaluates with Euler)."""
     seed: Natural = 1_000_000
     """Seed of the first picture's noise."""
-    grid: Natural = 16
-    """Pictures kept for the before/after grid of the report, dealt evenly over the sources."""
+    saved_images: Natural = 8
+    """Pictures of each source that every evaluation keeps, for the before/after grid of the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
