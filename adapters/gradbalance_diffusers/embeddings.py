@@ -1,0 +1,142 @@
+"""Prompt embeddings: computed once per distinct prompt, kept on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from gradbalance.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from .policy import SD3Policy
+
+
+@dataclass(frozen=True)
+class PromptEmbeddings:
+    """What the SD3 transformer is conditioned on, for B prompts.
+
+    Attributes:
+        prompt_embeds: ``[B, L, D]`` token embeddings (CLIP tokens, then T5 tokens or their zero placeholders).
+        pooled: ``[B, P]`` pooled CLIP embeddings.
+
+    >>> e = PromptEmbeddings(torch.zeros(3, 4, 8), torch.arange(6.0).view(3, 2))
+    >>> len(e.index([2, 0])), e.index([2, 0]).pooled.tolist()
+    (2, [[4.0, 5.0], [0.0, 1.0]])
+    """
+
+    prompt_embeds: Tensor
+    pooled: Tensor
+
+    def __post_init__(self) -> None:
+        if self.prompt_embeds.dim() != 3 or self.pooled.dim() != 2 or len(self.prompt_embeds) != len(self.pooled):
+            raise InvalidArgumentError(
+                "`prompt_embeds` must be [B, L, D] and `pooled` [B, P] with the same B. Found "
+                f"{tuple(self.prompt_embeds.shape)} and {tuple(self.pooled.shape)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.pooled)
+
+    def index(self, idx: Tensor | Sequence[int] | slice) -> PromptEmbeddings:
+        """The embeddings of the samples ``idx`` (repeats allowed), in that order."""
+        if not isinstance(idx, slice):
+            idx = torch.as_tensor(idx, dtype=torch.long, device=self.pooled.device)
+        return PromptEmbeddings(self.prompt_embeds[idx], self.pooled[idx])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> PromptEmbeddings:
+        """The same embeddings on ``device``, cast to ``dtype`` if one is given."""
+        return PromptEmbeddings(
+            self.prompt_embeds.to(device=device, dtype=dtype), self.pooled.to(device=device, dtype=dtype)
+        )
+
+
+@torch.no_grad()
+def encode_prompts(policy: SD3Policy, prompts: Sequence[str]) -> PromptEmbeddings:
+    """Run the text encoders of the policy's pipeline on ``prompts``, where the encoders are.
+
+    A pipeline without a T5 encoder gets zeros in place of its tokens, ``policy.max_sequence_length`` of them.
+
+    Raises:
+        InvalidArgumentError: No prompts, or a pipeline without CLIP text encoders.
+    """
+    if not prompts:
+        raise InvalidArgumentError("`prompts` must not be empty. Found no prompt.")
+    pipeline = policy.pipeline
+    if pipeline.text_encoder is None or pipeline.text_encoder_2 is None:
+        raise InvalidArgumentError(
+            "The pipeline must have both CLIP text encoders to encode prompts. Found none. "
+            "Load the whole pipeline, or build PromptEmbeddings yourself."
+        )
+    texts = list(prompts)
+    prompt_embeds, _, pooled, _ = pipeline.encode_prompt(
+        prompt=texts,
+        prompt_2=texts,
+        prompt_3=texts,
+        device=pipeline.text_encoder.device,
+        do_classifier_free_guidance=False,
+        max_sequence_length=policy.max_sequence_length,
+    )
+    return PromptEmbeddings(prompt_embeds, pooled)
+
+
+class PromptEncoder:
+    """A cache of prompt embeddings: each distinct prompt is encoded once and stays on the CPU in its own dtype.
+
+    Args:
+        policy: Whose text encoders are used.
+        batch_size: Prompts per run of the text encoders. With 1 (the default) an embedding does not depend on which
+            other prompts were new at the time, so a resumed run sees the very same bits as an unbroken one. More is
+            faster, and equal only up to rounding.
+    """
+
+    def __init__(self, policy: SD3Policy, *, batch_size: int = 1) -> None:
+        if batch_size < 1:
+            raise InvalidArgumentError(f"`batch_size` must be at least 1. Found {batch_size}.")
+        self.policy = policy
+        self.batch_size = batch_size
+        self._cache: dict[str, PromptEmbeddings] = {}
+        self._offloaded = False
+
+    def encode(self, prompts: Sequence[str]) -> PromptEmbeddings:
+        """Embeddings of ``prompts`` (repeats allowed) on the CPU, in order.
+
+        Raises:
+            InvalidArgumentError: No prompts.
+        """
+        if not prompts:
+            raise InvalidArgumentError("`prompts` must not be empty. Found no prompt.")
+        missing = [text for text in dict.fromkeys(prompts) if text not in self._cache]
+        if missing:
+            self._encode_missing(missing)
+        rows = [self._cache[text] for text in prompts]
+        return PromptEmbeddings(torch.cat([r.prompt_embeds for r in rows]), torch.cat([r.pooled for r in rows]))
+
+    def offload(self) -> None:
+        """Keep the text encoders on the CPU from now on; an unseen prompt brings them back while it needs them."""
+        self._offloaded = True
+        self._move("cpu")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _encode_missing(self, missing: Sequence[str]) -> None:
+        if self._offloaded:
+            self._move(self.policy.device)
+        try:
+            for start in range(0, len(missing), self.batch_size):
+                chunk = missing[start : start + self.batch_size]
+                embeddings = encode_prompts(self.policy, chunk).to("cpu")
+                for i, text in enumerate(chunk):
+                    self._cache[text] = embeddings.index([i])
+        finally:
+            if self._offloaded:
+                self.offload()
+
+    def _move(self, device: torch.device | str) -> None:
+        pipeline = self.policy.pipeline
+        for encoder in (pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
+            if isinstance(encoder, nn.Module):
+                encoder.to(device)

@@ -1,0 +1,68 @@
+"""Scores of samples under several rewards, never averaged over the rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradbalance.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """Scores of B samples under K rewards.
+
+    Attributes:
+        names: K reward names.
+        values: ``[B, K]`` float64 on the CPU, NaN where a reward is missing.
+        mask: ``[B, K]`` bool, where a reward is defined.
+        errors: Calls that failed or timed out and were masked, by reward name.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+    mask: Tensor
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def select(self, names: Sequence[str]) -> RewardTable:
+        """The columns ``names``, in that order.
+
+        Raises:
+            InvalidArgumentError: A name that the table does not have.
+        """
+        unknown = [name for name in names if name not in self.names]
+        if unknown:
+            raise InvalidArgumentError(f"`names` must be among {list(self.names)}. Found {unknown}.")
+        columns = [self.names.index(name) for name in names]
+        errors = {name: self.errors.get(name, 0) for name in names}
+        return RewardTable(tuple(names), self.values[:, columns], self.mask[:, columns], errors)
+
+    def means(self) -> dict[str, float]:
+        """Mean of each reward over the samples for which it is defined; NaN where there is none."""
+        columns = ((name, self.values[self.mask[:, k], k]) for k, name in enumerate(self.names))
+        return {name: float(column.mean()) if len(column) else math.nan for name, column in columns}
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[RewardTable]) -> RewardTable:
+        """The tables of several batches as one; errors add up.
+
+        Raises:
+            InvalidArgumentError: No table, or tables of different rewards.
+        """
+        if not tables or any(table.names != tables[0].names for table in tables):
+            raise InvalidArgumentError(
+                f"`tables` must be tables of the same rewards. Found {[table.names for table in tables]}."
+            )
+        return cls(
+            names=tables[0].names,
+            values=torch.cat([table.values for table in tables]),
+            mask=torch.cat([table.mask for table in tables]),
+            errors={name: sum(table.errors.get(name, 0) for table in tables) for name in tables[0].names},
+        )
