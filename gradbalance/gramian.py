@@ -9,24 +9,24 @@ from torch import Tensor
 
 from gradbalance.errors import InvalidArgumentError
 
-# Elements of a float64 working copy of a chunk: 2 MiB stay in the cache of a CPU core and are nothing to a GPU's memory.
+# Elements of the float64 copy of a chunk: 2 MiB stay in the cache of a CPU core and are little for a GPU.
 _CPU_CHUNK = 1 << 18
 _GPU_CHUNK = 1 << 24
 
 
 def gramian(rows: Tensor | Sequence[Tensor]) -> Tensor:
-    r"""Gramian :math:`G_{ij} = \langle g_i, g_j \rangle` of K rows.
+    """Gramian ``G[i, j] = <g_i, g_j>`` of K rows g.
 
-    Products are formed and added in float64, whatever the dtype of the rows, chunk by chunk along P: no K x P float64 copy
-    is made, and row norms that differ by 1e+-30 (float32 rows cannot hold more) leave every entry correct to about 1e-15 of
-    :math:`\|g_i\|\|g_j\|`. The K x K result crosses to the host once per block.
+    Products are formed and added in float64, whatever the dtype of the rows, chunk by chunk along P: no K x P float64
+    copy is made, and row norms that differ by 1e+-30 (more than float32 rows can hold) leave every entry correct to
+    about 1e-15 of |g_i| |g_j|. The K x K result crosses to the host once per block.
 
     Args:
-        rows: The rows, shape [K, P], of any floating dtype; or a sequence of blocks [K, P_j] (parameters on several devices,
-            or of several dtypes) that side by side make up the rows. Their Gramians add.
+        rows: The rows, shape [K, P], of any floating dtype; or a sequence of blocks [K, P_j] (parameters on several
+            devices, or of several dtypes) that side by side make up the rows. Their Gramians add.
 
     Returns:
-        G, shape [K, K], float64, on the CPU, exactly symmetric. Non-finite rows give non-finite entries; nothing is raised.
+        G, shape [K, K], float64, on the CPU, exactly symmetric. Non-finite rows give non-finite entries, not an error.
 
     Raises:
         InvalidArgumentError: A block is not a real floating tensor of two dimensions, K differs, or there is no block.
@@ -42,9 +42,9 @@ def gramian(rows: Tensor | Sequence[Tensor]) -> Tensor:
     for block in blocks:
         if block.dim() != 2 or not block.is_floating_point() or block.shape[0] != blocks[0].shape[0]:
             raise InvalidArgumentError(
-                f"`rows` should be real floating tensors of shape [K, P] with one K. Found shape {tuple(block.shape)}, "
-                f"{block.dtype}, where the first block has K = {blocks[0].shape[0] if blocks[0].dim() else 'none'}. Flatten "
-                "each parameter's gradient to one dimension per objective."
+                f"`rows` should be floating tensors of shape [K, P], K the same in all blocks. Found {block.dtype} of "
+                f"shape {tuple(block.shape)} beside {tuple(blocks[0].shape)}. Flatten each parameter's gradient to one "
+                "dimension per objective."
             )
     total = torch.zeros(blocks[0].shape[0], blocks[0].shape[0], dtype=torch.float64)
     for block in blocks:
@@ -65,7 +65,7 @@ def _block_gramian(block: Tensor) -> Tensor:
 
 
 def norms(gram: Tensor) -> Tensor:
-    r"""Row norms :math:`\|g_k\| = \sqrt{G_{kk}}`.
+    """Row norms ``|g_k| = sqrt(G[k, k])``.
 
     Args:
         gram: Gramian, shape [K, K], any floating dtype and device.
@@ -81,14 +81,15 @@ def norms(gram: Tensor) -> Tensor:
 
 
 def cosines(gram: Tensor) -> Tensor:
-    r"""Cosines :math:`C_{ij} = G_{ij} / (\|g_i\|\|g_j\|)`, the Gramian of the rows scaled to unit length.
+    """Cosines ``C[i, j] = G[i, j] / (|g_i| |g_j|)``: the Gramian of the rows scaled to unit length.
 
     Args:
         gram: Gramian, shape [K, K], any floating dtype and device.
 
     Returns:
-        C, shape [K, K], float64, on the CPU, entries in [-1, 1]. The diagonal is exactly 1 where the row is not zero. A zero
-        row has no direction: its row and column are 0, the diagonal included, so the diagonal tells which rows exist.
+        C, shape [K, K], float64, on the CPU, entries in [-1, 1]. The diagonal is exactly 1 where the row is not zero. A
+        zero row has no direction: its row and column are 0, the diagonal included, so the diagonal tells which rows
+        exist.
 
     Example:
         >>> cosines(torch.tensor([[4.0, -3.0, 0.0], [-3.0, 9.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -105,18 +106,19 @@ def cosines(gram: Tensor) -> Tensor:
 
 
 def direction_cosines(gram: Tensor, weights: Tensor) -> Tensor:
-    r"""Cosine of the combined direction :math:`d = \sum_k w_k g_k` with every row, from the Gramian alone.
+    """Cosine of the combined direction ``d = sum_k w_k g_k`` with every row, from the Gramian alone.
 
-    With the cosine matrix C and :math:`u_k = w_k \|g_k\|` (scaled to max 1, so nothing over- or underflows),
-    :math:`\cos(d, g_k) = (C u)_k / \sqrt{u^\top C u}`.
+    With the cosine matrix C and ``u_k = w_k |g_k|`` (rescaled, so nothing over- or underflows),
+
+        cos(d, g_k) = (C u)_k / sqrt(u' C u).
 
     Args:
         gram: Gramian, shape [K, K], any floating dtype and device.
         weights: w, the weights on the raw rows, shape [K].
 
     Returns:
-        Cosines, shape [K], float64, on the CPU; 0 for a zero row. All are 0 where d vanishes to rounding
-        (:math:`\|d\| \le 10^{-7} \sum_k |w_k|\|g_k\|`: below that its direction is noise of the Gramian's own rounding).
+        Cosines, shape [K], float64, on the CPU; 0 for a zero row. All are 0 where d vanishes to rounding, that is where
+        |d| is under 1e-7 of sum_k |w_k| |g_k|: its direction is then noise of the Gramian's own rounding.
 
     Example:
         >>> direction_cosines(torch.eye(2), torch.tensor([1.0, 1.0]))

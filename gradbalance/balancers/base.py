@@ -11,7 +11,7 @@ from torch import Tensor
 class Balancer(Protocol):
     """Any callable from a Gramian to weights.
 
-    The direction given to the optimizer is :math:`\\sum_k c_k g_k` with the raw (unnormalized) rows g and the weights c.
+    The direction given to the optimizer is ``sum_k c_k g_k`` with the raw (unnormalized) rows g and the weights c.
 
     Example:
         >>> def loudest(gram: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ class Balancer(Protocol):
 class StatefulBalancer(Protocol):
     """A balancer that remembers: it need not see the rows on every optimizer step.
 
-    One optimizer step goes: if ``needs_rows``, form the rows and call the balancer with their Gramian (a refresh), using the
-    weights it returns; otherwise use ``weights`` in one backward pass of :math:`\\sum_k c_k L_k`. Then, in both cases, ``step()``
-    exactly once. A step that the optimizer skips (an overflow under a GradScaler) is no step.
+    One optimizer step goes: if ``needs_rows``, form the rows, call the balancer with their Gramian (a refresh) and use
+    the weights it returns; otherwise use ``weights`` in one backward pass of ``sum_k c_k loss_k``. Then, in both cases,
+    call ``step()`` exactly once. A step that the optimizer skips (an overflow under a GradScaler) is no step.
     """
 
     def __call__(self, gram: Tensor, /) -> Tensor:
@@ -57,7 +57,7 @@ class StatefulBalancer(Protocol):
 
     @property
     def coefficients(self) -> Tensor | None:
-        """Simplex numbers for reporting, shape [K], those behind the weights in use on this step; None before the first solve."""
+        """Simplex numbers behind the weights in use on this step, shape [K]; None before the first solve."""
         ...
 
     def step(self) -> None:

@@ -29,7 +29,8 @@ class Fixed:
         values = [float(weight) for weight in weights]
         if not all(math.isfinite(value) and value >= 0 for value in values) or not sum(values) > 0:
             raise InvalidArgumentError(
-                f"`weights` should be finite numbers >= 0, at least one of them > 0. Found {values}. Give one per objective."
+                f"`weights` should be finite numbers >= 0, at least one of them > 0. Found {values}. Give one per "
+                "objective."
             )
         self._weights = values
 
@@ -37,7 +38,8 @@ class Fixed:
         """Return the weights, shape [K], float64; only the shape of ``gram`` is looked at."""
         if gram.shape[0] != len(self._weights):
             raise InvalidArgumentError(
-                f"`weights` should hold one number per objective. Found {len(self._weights)} weights for K = {gram.shape[0]}."
+                f"`weights` should hold one number per objective. Found {len(self._weights)} weights for "
+                f"K = {gram.shape[0]}."
             )
         return torch.tensor(self._weights, dtype=torch.float64)
 

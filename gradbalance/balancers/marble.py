@@ -19,55 +19,52 @@ _KEYS = ("average", "latest", "norms", "mean_norm", "age", "steps")
 
 
 class MARBLE:
-    r"""Balance directions by their min-norm point; solve every ``interval`` steps and reuse a smoothed answer in between.
+    """Balance directions by their min-norm point; solve every ``interval`` steps, use the smoothed answer in between.
 
-    **Refresh** (a step on which rows exist). With :math:`\hat g_k = g_k / \|g_k\|` over the valid rows (those that are not zero),
+    **Refresh** (a step on which rows exist). Over the valid rows, those that are not zero,
 
-    .. math::
-        \alpha^* = \arg\min_\alpha \tfrac12 \Bigl\|\sum_k \alpha_k \hat g_k\Bigr\|^2, \quad \alpha_k \ge \text{floor},
-        \; \sum_k \alpha_k = 1 ,
+        alpha* = argmin |sum_k alpha_k g_k / |g_k||^2   subject to   alpha_k >= floor,  sum_k alpha_k = 1,
 
-    and the weights on the raw rows are :math:`c_k = \alpha^*_k \bar n / \|g_k\|` with :math:`\bar n` the mean norm of the valid rows:
-    the direction opposes no valid row and has the length of an ordinary gradient. A row that is zero (no signal in this cycle) has
-    :math:`\alpha^*_k = 0` and weight 0.
+    and the weights on the raw rows are ``c_k = alpha*_k N / |g_k|`` with N the mean norm of the valid rows: the
+    direction opposes no valid row and is scaled like an ordinary gradient. A row that is zero (no signal in this cycle)
+    has alpha*_k = 0 and weight 0.
 
-    **Smoothing.** :math:`\bar\alpha \leftarrow \rho \bar\alpha + (1 - \rho)\,\alpha^*` with :math:`\rho` = ``ema_decay``; the first solve sets
-    :math:`\bar\alpha = \alpha^*`. So one batch without signal for an objective lowers its coefficient by the factor
-    :math:`\rho` and does not silence it. An objective that is valid for the first time on a later refresh enters with its
-    :math:`\alpha^*_k`, the others being scaled by 1 minus what the newcomers take; :math:`\bar\alpha` stays on the simplex.
+    **Smoothing.** ``A <- rho A + (1 - rho) alpha*`` with rho = ``ema_decay``; the first solve sets A = alpha*. So one
+    batch without signal for an objective lowers its coefficient by the factor rho and does not silence it. An objective
+    that is valid for the first time on a later refresh enters with its alpha*_k, after the others have been scaled by
+    one minus what the newcomers take. A stays on the simplex.
 
-    **Other steps** use one backward pass with cached weights: ``amortize="direction"`` takes
-    :math:`c_k = \bar\alpha_k \bar n / \|g_k\|`, with each row's norm from the last refresh on which it was valid, so the step
-    follows the direction that was solved for; ``amortize="coefficients"``, as published, takes :math:`c = \bar\alpha` and lets the
-    raw norms decide.
+    **Other steps** use one backward pass with cached weights. ``amortize="direction"`` takes ``c_k = A_k N / |g_k|``,
+    with each row's norm from the last refresh on which it was valid, so the step follows the direction that was solved
+    for. ``amortize="coefficients"``, as published, takes c = A and lets the raw norms decide.
 
-    **Uniform stage.** From optimizer step ``uniform_after`` on (0 is the first), :math:`\alpha` is 1/V over the V valid rows in place
-    of the solve, and the cached :math:`\bar\alpha` is uniform over the objectives that were ever valid. Refreshes go on, for the norms;
-    with ``amortize="coefficients"``, which needs no norms, they end.
+    **Uniform stage.** From optimizer step ``uniform_after`` on (the first is 0), alpha* is 1/V over the V valid rows in
+    place of the solve, A stays as it was, and cached weights are uniform over the objectives that were ever valid.
+    Refreshes go on, to keep norms fresh; with ``amortize="coefficients"``, which caches no norms, they end.
 
     If all rows are zero, the weights are 0, ``solution.reason`` says so, nothing is stored, and the refresh stays due.
 
     Args:
         interval: Optimizer steps between two refreshes, >= 1.
-        ema_decay: :math:`\rho`, in [0, 1).
+        ema_decay: rho, in [0, 1).
         amortize: What is cached between refreshes, ``"direction"`` or ``"coefficients"``.
-        floor: Lower bound on each valid row's :math:`\alpha^*`, in [0, 1/K].
+        floor: Lower bound on alpha* of each valid row, in [0, 1/K].
         uniform_after: Optimizer step from which on coefficients are uniform; None for never.
 
     Attributes:
-        solution: Certificate of the last solve, over its valid rows; None before the first one and after loading a state.
+        solution: Certificate of the last solve, over its valid rows; None before the first and after loading a state.
 
     Raises:
         InvalidArgumentError: An argument is out of its range; when called, ``gram`` is no Gramian or K has changed.
         NonFiniteError: When called with NaN or Inf; the state stays as it was.
 
     References:
-        MARBLE, arXiv 2605.06507 (normalization, min-norm solve, rescaling, amortization and smoothing of the coefficients). Caching
-        the direction in place of the coefficients is this library's.
+        MARBLE, arXiv 2605.06507 (normalization, min-norm solve, rescaling, amortization and smoothing of the
+        coefficients). Caching the direction in place of the coefficients is this library's.
 
     Example:
         >>> balancer = MARBLE(interval=2, ema_decay=0.5)
-        >>> balancer(torch.tensor([[1.0, 0.0], [0.0, 9.0]]))  # refresh: alpha* = 1/2 each, mean norm 2
+        >>> balancer(torch.tensor([[1.0, 0.0], [0.0, 9.0]]))  # refresh: alpha* = 1/2 each, N = 2
         tensor([1.0000, 0.3333], dtype=torch.float64)
         >>> balancer.step()
         >>> balancer.needs_rows, balancer.weights
@@ -175,9 +172,9 @@ class MARBLE:
 
     @property
     def coefficients(self) -> Tensor | None:
-        r"""Simplex numbers behind the weights in use, shape [K], float64; None before the first refresh.
+        """Simplex numbers behind the weights in use, shape [K], float64; None before the first refresh.
 
-        :math:`\alpha^*` on the step of a refresh, :math:`\bar\alpha` after it.
+        alpha* on the step of a refresh, its smoothed form after it.
         """
         alpha = self._latest if self._age == 0 else self._cached_alpha()
         return None if alpha is None else torch.tensor(alpha)
@@ -220,6 +217,6 @@ class MARBLE:
 
     def __repr__(self) -> str:
         return (
-            f"MARBLE(interval={self.interval}, ema_decay={self.ema_decay}, amortize={self.amortize!r}, floor={self.floor}, "
-            f"uniform_after={self.uniform_after})"
+            f"MARBLE(interval={self.interval}, ema_decay={self.ema_decay}, amortize={self.amortize!r}, "
+            f"floor={self.floor}, uniform_after={self.uniform_after})"
         )

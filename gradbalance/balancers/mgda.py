@@ -11,14 +11,14 @@ from gradbalance.solvers import Solution, min_norm
 
 
 class MGDA:
-    r"""Multiple-gradient descent: the shortest vector in the convex hull of the rows.
+    """Multiple-gradient descent: the shortest vector in the convex hull of the rows.
 
-    With ``normalize=False`` the weights minimize :math:`\|\sum_k c_k g_k\|^2` over the simplex, :math:`c_k \ge` ``floor``. The shortest
+    With ``normalize=False`` the weights minimize |sum_k c_k g_k|^2 over the simplex, c_k >= ``floor``. The shortest
     rows dominate; a zero row makes the direction 0 (all weight goes to it), as a Pareto-stationary point should.
 
-    With ``normalize=True`` the same is solved for :math:`\hat g_k = g_k / \|g_k\|`, and the direction is given the mean norm
-    :math:`\bar n` of the rows: :math:`c_k = \alpha_k \bar n / \|g_k\|`. Zero rows are left out (weight 0). This is MARBLE
-    without memory.
+    With ``normalize=True`` the same is solved for the unit rows ``g_k / |g_k|``, giving alpha, and the direction gets
+    the mean norm N of the rows: ``c_k = alpha_k N / |g_k|``. Zero rows are left out (weight 0). This is MARBLE without
+    memory.
 
     Args:
         normalize: Solve for directions in place of gradients.
@@ -26,6 +26,7 @@ class MGDA:
 
     Attributes:
         solution: Certificate of the last solve (with ``normalize=True`` over the rows that are not zero); None before.
+        coefficients: Simplex numbers of the last solve, float64 [K]; None before.
 
     Raises:
         InvalidArgumentError: ``floor`` is not in [0, 1]; when called, it is above 1/K, or ``gram`` is no Gramian.
@@ -35,8 +36,8 @@ class MGDA:
         Désidéri 2012, Multiple-gradient descent algorithm; Sener and Koltun 2018, arXiv 1810.04650, eq. 3.
 
     Example:
-        >>> MGDA()(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
-        tensor([0.8000, 0.2000], dtype=torch.float64)
+        >>> MGDA()(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
+        tensor([0.7500, 0.2500], dtype=torch.float64)
         >>> MGDA(normalize=True)(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
         tensor([0.7500, 0.3750], dtype=torch.float64)
     """
@@ -45,15 +46,18 @@ class MGDA:
         self.normalize = bool(normalize)
         self.floor = checked_floor(floor)
         self.solution: Solution | None = None
+        self.coefficients: Tensor | None = None
 
     def __call__(self, gram: Tensor, /) -> Tensor:
         """Weights on the raw rows, shape [K], float64, from their Gramian."""
         if not self.normalize:
             self.solution = min_norm(gram, self.floor)
-            return torch.from_numpy(self.solution.weights.copy())
+            self.coefficients = torch.tensor(self.solution.weights)
+            return self.coefficients.clone()
         rows = unit_rows(gram)
-        coefficients, self.solution = nearest_direction(rows, self.floor)
-        return torch.from_numpy(rows.on_raw_rows(coefficients))
+        alpha, self.solution = nearest_direction(rows, self.floor)
+        self.coefficients = torch.tensor(alpha)
+        return torch.from_numpy(rows.on_raw_rows(alpha))
 
     def __repr__(self) -> str:
         return f"MGDA(normalize={self.normalize}, floor={self.floor})"

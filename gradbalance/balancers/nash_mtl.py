@@ -14,22 +14,22 @@ from gradbalance.solvers import Solution, nash
 
 
 class NashMTL:
-    r"""Weights with :math:`c_k (Gc)_k = 1`: every objective gains the same relative amount.
+    """Weights with ``c_k (G c)_k = 1``: every objective gains the same relative amount.
 
-    The scale of the weights is not importance: :math:`c_k` goes with :math:`1 / \|g_k\|`, so that scaling a loss changes nothing, and
-    the direction has squared norm K whatever the size of the gradients. A learning rate found for the sum of the losses does
-    not carry over, and clipping the gradient norm is usual (Navon et al. clip to 1). To report shares, use
-    ``coefficients``: :math:`c_k \|g_k\| / \sum_j c_j \|g_j\|`.
+    The scale of the weights is not importance: c_k goes with 1 / |g_k|, so that scaling a loss changes nothing, and the
+    direction has squared norm K whatever the size of the gradients. A learning rate found for the sum of the losses
+    does not carry over, and clipping the gradient norm is usual (Navon et al. clip to 1). To report shares, use
+    ``coefficients``: ``c_k |g_k| / sum_j c_j |g_j|``.
 
-    A zero row is left out (weight 0) and the others bargain among themselves. At a Pareto-stationary point no solution
-    exists: the last good weights are kept (before any, the finite regularized weights of :func:`gradbalance.nash`), and
-    ``failures`` counts the event.
+    A zero row is left out (weight 0) and the others bargain among themselves; if all are zero, all weights are 0. At a
+    Pareto-stationary point no solution exists: the last good weights are kept (before any, the finite regularized
+    weights of :func:`gradbalance.nash`), and ``failures`` counts the event.
 
     Args:
         interval: Optimizer steps between two solves, >= 1; in between the weights are reused.
 
     Attributes:
-        solution: Certificate of the last solve, over the rows that are not zero; None before.
+        solution: Certificate of the last solve, over the rows that are not zero; None before and after loading a state.
         failures: How many solves found no solution.
 
     Raises:
@@ -37,7 +37,7 @@ class NashMTL:
         NonFiniteError: When called with NaN or Inf; the state stays as it was.
 
     References:
-        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1 and section 3.
+        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1.
 
     Example:
         >>> balancer = NashMTL()

@@ -43,8 +43,8 @@ def check_gram_count(found: int, own: int | None, balancer: str) -> None:
     """Refuse a Gramian for another number of objectives than before."""
     if own is not None and found != own:
         raise InvalidArgumentError(
-            f"`gram` should have K = {own} objectives, as on the steps before. Found K = {found}. Build a new {balancer} for a new "
-            "set of objectives; an objective without signal is a zero row, not a missing one."
+            f"`gram` should have K = {own} objectives, as on the steps before. Found K = {found}. Build a new "
+            f"{balancer} for a new set of objectives; an objective without signal is a zero row, not a missing one."
         )
 
 

@@ -35,7 +35,7 @@ class UnitRows:
         return full
 
     def on_raw_rows(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-        r"""Weights :math:`c_k = \alpha_k \bar n / \|g_k\|` on the raw rows; 0 for zero rows."""
+        """Weights ``c_k = alpha_k mean_norm / |g_k|`` on the raw rows; 0 for zero rows."""
         return self.spread(coefficients[self.valid] * (self.mean_norm / self.norms[self.valid]))
 
 
@@ -52,7 +52,7 @@ def unit_rows(gram: Tensor) -> UnitRows:
 
 
 def nearest_direction(rows: UnitRows, floor: float) -> tuple[NDArray[np.float64], Solution]:
-    r"""Solve :math:`\min \tfrac12 \|\sum_k \alpha_k \hat g_k\|^2` over the simplex of the valid rows, :math:`\alpha_k \ge` ``floor``.
+    """Minimize ``|sum_k alpha_k g_k / |g_k||^2`` over the simplex of the valid rows, with alpha_k >= ``floor``.
 
     Returns:
         alpha, shape [K], 0 for zero rows, and the certificate of the solve. With no valid row, alpha is 0 and the

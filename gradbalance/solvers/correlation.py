@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,8 +14,15 @@ from gradbalance.errors import InvalidArgumentError, NonFiniteError
 
 Array: TypeAlias = NDArray[np.float64]
 
-# A squared norm under this cannot give correlations: the products with other rows leave the range of normal floats.
-_ZERO = 1e-290
+# A squared norm under this cannot give correlations: products with other rows leave the range of normal float64.
+_SMALLEST = 1e-290
+
+
+class _Precision(NamedTuple):
+    rounding: float
+    """How far correlations may be off."""
+    smallest: float
+    """Squared norms below count as zero: they are too coarsely stored to give correlations."""
 
 
 class Correlation(NamedTuple):
@@ -29,41 +37,53 @@ class Correlation(NamedTuple):
 
 
 def correlation(gram: Any) -> Correlation:
-    """Split a Gramian, refusing what is none.
+    """Split a Gramian into correlation matrix and norms, refusing what is no Gramian.
 
     Args:
-        gram: A K x K torch tensor of any floating dtype and device, a numpy array, or a nested sequence of numbers.
+        gram: K x K torch tensor of any floating dtype and device, numpy array, or nested sequence of numbers.
 
     Returns:
-        Correlation matrix and norms. Asymmetry within rounding is averaged out. A row whose squared norm is below 1e-290 is a
-        zero row.
+        Correlation matrix and norms. Asymmetry within rounding is averaged out. A row whose squared norm is below
+        1e-290 is a zero row.
 
     Raises:
-        InvalidArgumentError: Not square, empty, not symmetric beyond rounding, a negative diagonal entry, or an entry larger
-            than the product of its two norms beyond rounding.
-        NonFiniteError: NaN or Inf; ``objectives`` holds the indices, as strings.
+        InvalidArgumentError: Not square, empty, not symmetric beyond rounding, a negative diagonal entry, or an entry
+            larger than the product of its two norms beyond rounding.
+        NonFiniteError: NaN or Inf; its ``objectives`` are the indices, as strings.
     """
-    full, rounding = _float64(gram)
+    full, precision = _float64(gram)
     if full.ndim != 2 or full.shape[0] != full.shape[1] or full.shape[0] == 0:
         raise InvalidArgumentError(f"`gram` should be a square K x K matrix with K >= 1. Found shape {full.shape}.")
     # One reduction in place of K*K tests; a finite matrix whose sum overflows passes the closer look.
     if not math.isfinite(full.sum()):
         _require_finite(full)
     squared = full.diagonal()
-    smallest = squared.min()
-    if smallest < _ZERO:
-        return _with_zero_rows(full, rounding)
+    if squared.min() < precision.smallest:
+        return _with_zero_rows(full, precision)
     norms = np.sqrt(squared)
-    return Correlation(_checked(full / (norms[:, None] * norms), rounding), norms, rounding)
+    return Correlation(_checked(full / (norms[:, None] * norms), precision.rounding), norms, precision.rounding)
 
 
-def _float64(gram: Any) -> tuple[Array, float]:
-    if isinstance(gram, torch.Tensor):
-        eps = torch.finfo(gram.dtype).eps if gram.is_floating_point() else 0.0
-        return gram.detach().to(device="cpu", dtype=torch.float64).numpy(), max(1e-6, 8 * eps)
-    array = np.asarray(gram)
-    eps = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    return array.astype(np.float64), max(1e-6, 8 * eps)
+def _float64(gram: Any) -> tuple[Array, _Precision]:
+    if isinstance(gram, torch.Tensor) and not gram.is_complex():
+        full = gram.detach().to(device="cpu", dtype=torch.float64).numpy()
+        return full, _precision(str(gram.dtype).removeprefix("torch."))
+    try:
+        array = np.asarray(gram)
+    except ValueError as error:  # ragged sequences
+        raise InvalidArgumentError(f"`gram` should be a square K x K matrix of real numbers. {error}") from error
+    if array.dtype.kind not in "fiu":
+        raise InvalidArgumentError(f"`gram` should hold real numbers. Found dtype {array.dtype}.")
+    return array.astype(np.float64), _precision(array.dtype.name)
+
+
+@lru_cache(maxsize=32)
+def _precision(dtype: str) -> _Precision:
+    torch_dtype = getattr(torch, dtype, torch.float64)
+    info = torch.finfo(torch_dtype if torch_dtype.is_floating_point else torch.float64)
+    rounding = max(1e-6, 8 * info.eps)
+    # The spacing of subnormal numbers, as a share of the entry, has to stay below the rounding allowed for.
+    return _Precision(rounding, max(_SMALLEST, 4 * info.tiny * info.eps / rounding))
 
 
 def _require_finite(full: Array) -> None:
@@ -75,8 +95,8 @@ def _require_finite(full: Array) -> None:
     if not bad.size:
         bad = np.flatnonzero(~finite.all(axis=1))
     raise NonFiniteError(
-        f"The Gramian should be finite. Found NaN or Inf in the rows of objective(s) {', '.join(map(str, bad))} (counted from "
-        "0). Look at the loss and the gradient of these; with a GradScaler, skip the step.",
+        f"The Gramian should be finite. Found NaN or Inf in the rows of objective(s) {', '.join(map(str, bad))} "
+        "(counted from 0). Look at the loss and the gradient of these; with a GradScaler, skip the step.",
         objectives=[str(index) for index in bad],
     )
 
@@ -86,44 +106,48 @@ def _checked(matrix: Array, rounding: float) -> Array:
         asymmetry = np.abs(matrix - matrix.T).max()
         if not asymmetry <= rounding:
             raise InvalidArgumentError(
-                f"`gram` should be symmetric. Found entries that differ by {asymmetry:.3g} of the product of their norms from "
-                "their mirror images. A Gramian is rows @ rows.T."
+                f"`gram` should be symmetric. Found entries that differ from their mirror images by {asymmetry:.3g} of "
+                "the product of their norms. A Gramian is rows @ rows.T."
             )
         matrix = (matrix + matrix.T) / 2
     np.fill_diagonal(matrix, 1.0)
-    if not np.abs(matrix).max() <= 1 + rounding:
-        row, column = np.unravel_index(np.abs(matrix).argmax(), matrix.shape)
-        raise InvalidArgumentError(
-            f"`gram` should be positive semi-definite. Found |gram[{row}, {column}]| = {abs(matrix[row, column]):.6g} times the "
-            "product of the two row norms, where at most 1 is possible. A Gramian is rows @ rows.T."
-        )
+    largest = np.abs(matrix).max()
+    if largest > 1.0:
+        if largest > 1.0 + rounding:
+            row, column = np.unravel_index(np.abs(matrix).argmax(), matrix.shape)
+            raise InvalidArgumentError(
+                f"`gram` should be positive semi-definite. Found |gram[{row}, {column}]| = {largest:.6g} times the "
+                "product of the two row norms, where at most 1 is possible. A Gramian is rows @ rows.T."
+            )
+        matrix = np.clip(matrix, -1.0, 1.0)
     return matrix
 
 
-def _with_zero_rows(full: Array, rounding: float) -> Correlation:
+def _with_zero_rows(full: Array, precision: _Precision) -> Correlation:
     squared = full.diagonal()
-    if squared.min() < -rounding * np.abs(squared).max():
+    lowest = int(squared.argmin())
+    if squared[lowest] < -precision.rounding * np.abs(squared).max():
         raise InvalidArgumentError(
-            f"`gram` should have squared norms on its diagonal. Found gram[{squared.argmin()}, {squared.argmin()}] = "
-            f"{squared.min():.6g}. A Gramian is rows @ rows.T."
+            f"`gram` should have squared norms on its diagonal. Found gram[{lowest}, {lowest}] = "
+            f"{squared[lowest]:.6g}. A Gramian is rows @ rows.T."
         )
-    zero = squared < _ZERO
+    zero = squared < precision.smallest
+    # |<g_i, g_j>| <= |g_i| |g_j|: beside a row that is zero to rounding, only its rounding may stand.
+    bounds = np.sqrt(np.maximum(np.abs(squared), precision.smallest))
+    excess = np.abs(full) > 2 * bounds[:, None] * bounds
+    if excess[zero].any():
+        index = int(np.flatnonzero(excess.any(axis=1) & zero)[0])
+        raise InvalidArgumentError(
+            f"`gram` should be positive semi-definite. Found gram[{index}, {index}] = {squared[index]:.3g} beside "
+            "larger entries in the same row. A Gramian is rows @ rows.T."
+        )
     norms = np.where(zero, 0.0, np.sqrt(np.maximum(squared, 0.0)))
-    valid = np.flatnonzero(~zero)
-    # |<g_i, g_j>| <= |g_i||g_j|: with g_i zero to rounding, only rounding may stand beside it.
-    slack = np.sqrt(np.maximum(np.maximum(-squared, _ZERO), 0.0))[:, None] * norms + rounding * _ZERO
-    excess = np.abs(full[zero]) - 2 * slack[zero]
-    if excess.size and excess.max() > 0:
-        index = np.flatnonzero(zero)[excess.max(axis=1).argmax()]
-        raise InvalidArgumentError(
-            f"`gram` should be positive semi-definite. Found gram[{index}, {index}] = 0 beside non-zero entries in the same row. "
-            "A Gramian is rows @ rows.T."
-        )
     matrix = np.zeros_like(full)
-    if valid.size:
-        block = np.ix_(valid, valid)
-        matrix[block] = _checked(full[block] / (norms[valid, None] * norms[valid]), rounding)
-    return Correlation(matrix, norms, rounding)
+    if not zero.all():
+        block = np.ix_(~zero, ~zero)
+        valid = norms[~zero]
+        matrix[block] = _checked(full[block] / (valid[:, None] * valid), precision.rounding)
+    return Correlation(matrix, norms, precision.rounding)
 
 
 def nearest_semidefinite(matrix: Array, rounding: float) -> tuple[Array, float]:
@@ -144,8 +168,8 @@ def nearest_semidefinite(matrix: Array, rounding: float) -> tuple[Array, float]:
     smallest = float(values[0])
     if smallest < -count * rounding:
         raise InvalidArgumentError(
-            f"`gram` should be positive semi-definite. Found an eigenvalue of {smallest:.3g} in its correlation matrix. A Gramian "
-            "is rows @ rows.T."
+            f"`gram` should be positive semi-definite. Found an eigenvalue of {smallest:.3g} in its correlation "
+            "matrix. A Gramian is rows @ rows.T."
         )
     if smallest >= -1e-15 * count:
         return matrix, smallest

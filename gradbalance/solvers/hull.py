@@ -1,14 +1,14 @@
 """The point nearest to the origin in a convex hull, as a quadratic program on the correlation matrix.
 
-With rows :math:`h_k` of length :math:`m_k` and correlation matrix S, substitute :math:`t_k = b_k v_k`, where
-:math:`v_k = \\min_j m_j / m_k`. The min-norm problem over the simplex then reads: minimize :math:`b^\\top S b` over
-:math:`b \\ge 0, v^\\top b = 1`. Its solution is, up to a factor, that of
+With rows h_k of length m_k and correlation matrix S, substitute ``t_k = b_k v_k``, where ``v_k = min_j m_j / m_k``. The
+min-norm problem over the simplex then reads: minimize b' S b over b >= 0 with v' b = 1. Its solution is, up to a
+factor, that of
 
-* :math:`\\min_{b \\ge 0} \\tfrac12 b^\\top S b - v^\\top b` (bounded unless 0 lies in the hull), and of
-* :math:`\\min_{b \\ge 0} \\tfrac12 b^\\top S b + \\tfrac12 (v^\\top b - 1)^2` (always bounded): a non-negative least squares problem
-  with a factor of S over the row :math:`v^\\top`.
+    minimize 1/2 b' S b - v' b                 over b >= 0 (bounded unless 0 is in the hull), and of
+    minimize 1/2 b' S b + 1/2 (v' b - 1)^2     over b >= 0 (always bounded),
 
-Row lengths only enter through v, so lengths that differ by many orders of magnitude do no harm to the conditioning of S.
+the second being non-negative least squares with a factor of S above the row v'. Row lengths enter through v only, so
+lengths that differ by many orders of magnitude do no harm to the conditioning of S.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def positive_definite(matrix: Array, inverse_norms: Array) -> tuple[Array, int] 
         inverse_norms: v, shape [K], the largest being 1.
 
     Returns:
-        t on the simplex and the iteration count; None where S is not positive definite to rounding, has rows that are equal
-        to rounding, or the optimum is out of reach (0 nearly in the hull).
+        t on the simplex and the iteration count; None where S is not positive definite to rounding, has rows that are
+        equal to rounding, or the optimum is out of reach (0 nearly in the hull).
     """
     # Equal rows can slip through the Cholesky factorization by rounding, and then get arbitrary, unequal weights.
     if np.count_nonzero(matrix > 1 - 1e-13) > len(matrix):
@@ -63,9 +63,9 @@ def positive_definite(matrix: Array, inverse_norms: Array) -> tuple[Array, int] 
 def semidefinite(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float) -> tuple[Array, int, str]:
     """Solve the second form where S may be singular: proximal steps first, then non-negative least squares.
 
-    The proximal point method (Rockafellar 1976) repeats a strictly convex program, :math:`\\tfrac\\varepsilon2\\|b - b_{j-1}\\|^2`
-    added, from :math:`b_0 = 0`. Of several optimal points it comes, to rounding, to the one of least :math:`\\|b\\|`: equal rows
-    share, and the order of the rows does not matter.
+    The proximal point method (Rockafellar 1976, SIAM J. Control Optim. 14) repeats a strictly convex program, with
+    ``1/2 eps |b - b_previous|^2`` added, from b = 0. Of several optimal points it comes, to rounding, to the one of
+    least |b|: equal rows share, and the order of the rows does not matter.
 
     Args:
         matrix: S, shape [K, K], positive semi-definite, unit diagonal.
@@ -74,7 +74,7 @@ def semidefinite(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float
         tolerance: Gap at which to stop.
 
     Returns:
-        t on the simplex (the best point seen), iterations, and the name of the method that found it.
+        t on the simplex (the best point seen), proximal steps made, and the name of the method that found it.
     """
     best, steps, method = _proximal(matrix, inverse_norms, gap, tolerance), _MAX_STEPS, "proximal quadprog"
     best_gap, best_weights, steps = best

@@ -20,35 +20,34 @@ _STATIONARY = 1e-12  # |x|^2 in units of B^2
 
 
 def min_norm(gram: Any, floor: float = 0.0) -> Solution:
-    r"""Weights of the shortest vector in the convex hull of K rows, each weight at least ``floor``.
+    """Weights of the shortest vector in the convex hull of K rows, each weight at least ``floor``.
 
-    .. math::
-        \min_a \tfrac12 a^\top G a \quad \text{subject to} \quad a_k \ge f, \; \sum_k a_k = 1 .
+        minimize 1/2 a' G a   subject to   a_k >= f,  sum_k a_k = 1.
 
-    At the optimum with f = 0, the combination :math:`x = \sum_k a_k g_k` has :math:`\langle x, g_k \rangle \ge \|x\|^2` for every
-    k: no objective is opposed. On every positive semi-definite Gramian with finite entries and K from 1 to 64, whatever its
-    rank and with row norms spread over 1e+-12, the weights are at least f, sum to 1 within 1e-12, and the duality gap
-    (:attr:`Solution.gap`) is at most 1e-9. Scaling G, or reordering rows, leaves the combination as it is (reordering reorders
-    the weights). Where several weight vectors give the same combination, equal rows get equal weights and the
-    rest is, to rounding, the choice of least :math:`\sum_k (a_k n_k)^2`.
+    At the optimum with f = 0, ``x = sum_k a_k g_k`` has <x, g_k> >= |x|^2 for every k: no objective is opposed. On
+    every positive semi-definite Gramian with finite entries and K from 1 to 64, whatever its rank and with row norms
+    spread over 1e+-12, the weights are at least f, sum to 1 within 1e-12, and have a duality gap (see
+    :class:`Solution`) of at most 1e-9. Scaling G leaves x's direction, reordering rows leaves x as it is. Where several
+    weight vectors give the same x, equal rows get equal weights and the rest is, to rounding, the choice of least sum_k
+    (a_k n_k)^2.
 
-    A lower bound is not an extra constraint but a smaller hull: with :math:`a = f + (1 - Kf)\,t` the problem is the
-    min-norm problem of the rows :math:`h_k = (1 - Kf)\,g_k + f \sum_j g_j` for t on the simplex.
+    A lower bound only makes the hull smaller: with ``a = f + (1 - K f) t`` this is the min-norm problem, for t on the
+    simplex, of the rows ``h_k = (1 - K f) g_k + f sum_j g_j``.
 
-    Method: closed form for K = 2; otherwise a dual active-set method (quadprog) on the correlation matrix, so that row norms do
-    not spoil the conditioning; its duality gap is computed, and a method for singular matrices follows where it is poor
-    (duplicate or opposite rows, K > P, nearly Pareto-stationary): see :mod:`gradbalance.solvers.hull`.
+    Method: closed form for K = 2; otherwise a dual active-set method (quadprog) on the correlation matrix, so that row
+    norms do not spoil the conditioning. Its duality gap is computed, and a method for singular matrices follows where
+    it is poor (duplicate or opposite rows, K > P, nearly Pareto-stationary): see ``gradbalance/solvers/hull.py``.
 
-    A zero row makes 0 the shortest vector, if f = 0: the zero rows share the weight equally and ``stationary`` is true. To
-    balance the others, leave dead objectives out, as :class:`gradbalance.MARBLE` does.
+    A zero row makes 0 the shortest vector, if f = 0: the zero rows share the weight equally and ``stationary`` is true.
+    To balance the others, leave dead objectives out, as :class:`gradbalance.MARBLE` does.
 
     Args:
         gram: G, shape [K, K]: torch tensor (any floating dtype, any device), numpy array, or nested sequence.
         floor: f, in [0, 1/K].
 
     Returns:
-        The solution. ``found`` is false, with a ``reason``, if the gap is above 1e-9. Negative eigenvalues within the rounding of
-        a float32 (or half) Gramian are raised to zero, which ``reason`` then tells.
+        The solution. ``found`` is false, with a ``reason``, if the gap is above 1e-9. Negative eigenvalues within the
+        rounding of a float32 (or half) Gramian are raised to zero, which ``reason`` then tells.
 
     Raises:
         InvalidArgumentError: ``gram`` is no Gramian (shape, symmetry, definiteness), or ``floor`` is outside [0, 1/K].
@@ -59,8 +58,8 @@ def min_norm(gram: Any, floor: float = 0.0) -> Solution:
         arXiv 1810.04650, eq. 3 (K rows) and eq. 4 (K = 2).
 
     Example:
-        >>> min_norm([[1.0, 0.0], [0.0, 4.0]]).weights.tolist()
-        [0.8, 0.19999999999999996]
+        >>> min_norm([[1.0, 0.0], [0.0, 3.0]]).weights.round(12)
+        array([0.75, 0.25])
         >>> min_norm([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]).is_optimal()
         True
     """
@@ -86,8 +85,8 @@ def _checked_rest(floor: float, count: int) -> float:
     rest = 1.0 - count * floor
     if not (floor >= 0.0 and rest >= -1e-6):
         raise InvalidArgumentError(
-            f"`floor` should be in [0, 1/K], so that K lower bounds leave room in a sum of 1. Found floor = {floor!r} with K = {count}: "
-            f"the bounds sum to {count * floor:.6g}."
+            f"`floor` should be in [0, 1/K], so that K lower bounds leave room in a sum of 1. Found floor = {floor!r} "
+            f"with K = {count}: the bounds sum to {count * floor:.6g}."
         )
     return 0.0 if rest <= 1e-6 else rest
 

@@ -20,38 +20,38 @@ _USABLE = 1e-3
 
 
 def nash(gram: Any) -> Solution:
-    r"""Weights a > 0 with :math:`a_k (Ga)_k = 1` for every k.
+    """Weights a > 0 with ``a_k (G a)_k = 1`` for every k.
 
-    They are the unique minimizer of the strictly convex :math:`\tfrac12 a^\top G a - \sum_k \log a_k`. Every objective then gains
-    the same relative amount: with :math:`x = \sum_k a_k g_k`, :math:`\langle x, a_k g_k \rangle = 1` and :math:`\|x\|^2 = K`. The size
-    of :math:`a_k` goes with :math:`1/\|g_k\|` and says nothing about importance.
+    They are the unique minimizer of the strictly convex ``1/2 a' G a - sum_k log a_k``. Every objective then gains the
+    same relative amount: with ``x = sum_k a_k g_k``, <x, a_k g_k> = 1 for every k, and |x|^2 = K. The size of a_k goes
+    with 1 / |g_k| and says nothing about importance.
 
-    Method: with the correlation matrix C and :math:`a_k = b_k / n_k` (the problem is exactly equivariant to row norms),
-    damped Newton steps :math:`b \leftarrow b (1 + s d)`, :math:`(M + I)\,d = 1 - M 1`, :math:`M = \mathrm{diag}(b)\,C\,\mathrm{diag}(b)`,
-    with s = 1 once the Newton decrement is below 1/4, :math:`1 / (1 + \text{decrement})` before (Nesterov and Nemirovskii: the
-    function is self-concordant). All eigenvalues of M + I are at least 1. Closed form for K = 2.
+    Method: with the correlation matrix C and ``a_k = b_k / n_k`` (the problem is exactly equivariant to row norms),
+    damped Newton steps ``b <- b (1 + s d)`` with ``(M + I) d = 1 - M 1`` and ``M = diag(b) C diag(b)``; s = 1 once the
+    Newton decrement is below 1/4, and 1 / (1 + decrement) before, which suffices because the function is
+    self-concordant (Nesterov and Nemirovskii 1994). No eigenvalue of M + I is below 1. Closed form for K = 2.
 
-    A solution exists if and only if 0 is not in the convex hull of the rows. In float64 it can be had to 1e-10 if the hull of the
-    unit rows stays further from 0 than about :math:`10^{-3} \sqrt K`; nearer, :math:`a_k (Ga)_k` is itself rounded to more.
+    A solution exists if and only if 0 is not in the convex hull of the rows. In float64 it can be had to 1e-10 if the
+    hull of the unit rows stays further from 0 than about 1e-3 sqrt(K): nearer, a_k (G a)_k is itself rounded to more.
 
     Args:
         gram: G, shape [K, K]: torch tensor (any floating dtype, any device), numpy array, or nested sequence.
 
     Returns:
-        The solution; ``gap`` is the residual :math:`\max_k |a_k (Ga)_k - 1|`, at most 1e-10 where ``found``. Otherwise the weights
-        are finite and ``reason`` tells why: at a Pareto-stationary point they solve the problem with :math:`10^{-6}` added to the
-        diagonal of C; a zero row has weight 0 and the others are solved without it.
+        The solution; ``gap`` is the residual ``max_k |a_k (G a)_k - 1|``, at most 1e-10 where ``found``. Otherwise the
+        weights are finite and ``reason`` tells why. At a Pareto-stationary point they solve the problem with 1e-6 added
+        to the diagonal of C; a zero row has weight 0 and the others are solved without it.
 
     Raises:
         InvalidArgumentError: ``gram`` is no Gramian (shape, symmetry, definiteness).
         NonFiniteError: ``gram`` holds NaN or Inf.
 
     References:
-        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1 (:math:`G^\top G \alpha = 1/\alpha`).
+        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1.
 
     Example:
-        >>> nash([[600.0**2, 0.0], [0.0, 700.0**2]]).weights.tolist() == [1 / 600, 1 / 700]
-        True
+        >>> nash([[16.0, 0.0], [0.0, 0.25]]).weights.tolist()
+        [0.25, 2.0]
         >>> nash([[1.0, -1.0], [-1.0, 1.0]]).reason
         'Pareto-stationary: 0 is in the convex hull of the rows to rounding, so no solution exists'
     """
