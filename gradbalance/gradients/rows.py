@@ -1,0 +1,153 @@
+"""The rows: K gradients over P parameters, summed over micro-batches, and the way back to ``.grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradbalance.errors import InvalidArgumentError, NonFiniteError
+from gradbalance.gramian import gramian
+
+
+class Rows:
+    """K x P gradients in one flat buffer per device.
+
+    Each block is [K, P_block], float64 if any of its parameters is float64 and float32 otherwise, whatever the
+    parameters' own dtype: sums over micro-batches and samples keep float32 accuracy for bf16 and fp16 models.
+
+    Args:
+        parameters: Distinct leaf tensors that require grad.
+        objectives: K.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> rows = Rows([weight], objectives=2)
+    >>> rows.add(0, [torch.tensor([3.0, 0.0])]); rows.add(1, [torch.tensor([0.0, 2.0])])
+    >>> rows.gramian().tolist()
+    [[9.0, 0.0], [0.0, 4.0]]
+    >>> rows.add_to_grad(torch.tensor([1.0, 0.5]))
+    >>> weight.grad
+    tensor([3., 1.])
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], objectives: int) -> None:
+        self.parameters = tuple(parameters)
+        self.reached: set[int] = set()
+        self._place = {id(parameter): j for j, parameter in enumerate(self.parameters)}
+        members: dict[torch.device, list[int]] = {}
+        for j, parameter in enumerate(self.parameters):
+            members.setdefault(parameter.device, []).append(j)
+        self.blocks: list[Tensor] = []
+        self._views: dict[int, Tensor] = {}
+        self._members = list(members.values())
+        for device, indices in members.items():
+            sizes = [self.parameters[j].numel() for j in indices]
+            wide = any(self.parameters[j].dtype == torch.float64 for j in indices)
+            block = torch.zeros(objectives, sum(sizes), device=device, dtype=torch.float64 if wide else torch.float32)
+            self.blocks.append(block)
+            self._views.update(zip(indices, torch.split(block, sizes, dim=1), strict=True))
+
+    def view(self, parameter: Tensor) -> Tensor | None:
+        """The [K, numel] part of the buffer that belongs to ``parameter``, to be added to in place; None: it has none.
+
+        The parameter counts as reached from then on.
+        """
+        j = self._place.get(id(parameter))
+        if j is None:
+            return None
+        self.reached.add(j)
+        return self._views[j]
+
+    def add(self, objective: int, gradients: Iterable[Tensor | None]) -> None:
+        """Add one gradient per parameter (None: not reached) to row ``objective``."""
+        for j, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.reached.add(j)
+                dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+                self._views[j][objective].add_(dense.reshape(-1))
+
+    def row(self, objective: int) -> list[Tensor]:
+        """Row ``objective`` as flat views, one per parameter."""
+        return [self._views[j][objective] for j in range(len(self.parameters))]
+
+    def gramian(self) -> Tensor:
+        """``rows @ rows.T`` over all blocks: float64 [K, K] on the CPU. One host transfer per block."""
+        return gramian(self.blocks)
+
+    def add_to_grad(self, weights: Tensor) -> None:
+        """Add ``sum_k weights_k * row_k`` to ``.grad``.
+
+        A new ``.grad`` has the dtype, shape and strides of its parameter. Parameters that no loss reached keep theirs
+        untouched: None stays None, so that weight decay and momentum leave them alone, as after ``loss.backward()``.
+        """
+        for block, indices in zip(self.blocks, self._members, strict=True):
+            with torch.autocast(block.device.type, enabled=False):
+                combined = weights.to(block) @ block
+            parts = torch.split(combined, [self.parameters[j].numel() for j in indices])
+            for j, part in zip(indices, parts, strict=True):
+                if j in self.reached:
+                    accumulate(self.parameters[j], part.view(self.parameters[j].shape))
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to ``parameter.grad`` as ``backward()`` would; a new one has the parameter's dtype and strides."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    else:
+        # detach: with create_graph elsewhere .grad may itself be part of a graph.
+        parameter.grad = parameter.grad.detach()
+        parameter.grad.add_(gradient)
+
+
+def require_finite_rows(gram: Tensor, names: Sequence[str]) -> None:
+    """Raise where a row holds NaN or Inf, seen on the diagonal of its Gramian.
+
+    Raises:
+        NonFiniteError: Names the objectives.
+    """
+    finite = torch.isfinite(gram.diagonal()).tolist()
+    if not all(finite):
+        bad = [name for name, good in zip(names, finite, strict=True) if not good]
+        raise NonFiniteError(
+            f"gradients of objectives {bad} hold NaN or Inf. The balanced gradient was not written and the balancer "
+            f"was not "
+            "called. With a GradScaler, hand it over as BalancedOptimizer(..., scaler=scaler) so that overflows skip "
+            "the step.",
+            bad,
+        )
+
+
+def balanced_parameters(params: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
+    """The parameters to balance: those of ``params`` that require grad.
+
+    Frozen ones are left out, as torch optimizers do with them.
+
+    Raises:
+        InvalidArgumentError: None left, given twice, not a tensor, not a leaf.
+    """
+    if isinstance(params, Tensor):
+        raise InvalidArgumentError(
+            "params must be an iterable of tensors, found one tensor; put it in a list: [tensor]."
+        )
+    given = tuple(params)
+    for j, parameter in enumerate(given):
+        if not isinstance(parameter, Tensor):
+            raise InvalidArgumentError(
+                f"params must hold tensors, found {type(parameter).__name__} at place {j}; pass module.parameters()."
+            )
+    trainable = tuple(parameter for parameter in given if parameter.requires_grad)
+    if not trainable:
+        raise InvalidArgumentError(
+            f"params must hold at least one tensor that requires grad, found {len(given)} and all of them frozen; an "
+            f"iterator such "
+            "as module.parameters() can be read only once, and LoRA adapters are trainable only while they are active."
+            if given
+            else "params must hold at least one tensor that requires grad, found none at all; an iterator such as "
+            "module.parameters() can be read only once."
+        )
+    if not all(parameter.is_leaf for parameter in trainable):
+        raise InvalidArgumentError("params must be leaf tensors (parameters), found the result of an operation.")
+    if len({id(parameter) for parameter in trainable}) != len(trainable):
+        raise InvalidArgumentError("params must be distinct, found the same tensor twice; list each parameter once.")
+    return trainable

@@ -1,0 +1,59 @@
+"""What one balancing step did, for logs and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BalanceInfo:
+    """Facts about one cycle, from losses to ``.grad``.
+
+    Making one synchronizes no device: ``loss_values`` and ``active`` stay where they were computed, and ``losses`` and
+    ``inactive`` fetch them when they are read.
+
+    Attributes:
+        names: K objectives.
+        weights: [K] float64 on the CPU, as applied to the raw rows.
+        loss_values: [K] sums of the losses over the micro-batches of the cycle.
+        active: bool [K], objectives with any defined sample in the cycle.
+        refreshed: Were rows collected and the balancer asked? Else the cached weights were used.
+        collector: ``"passes"`` or ``"linear"``; None on cached steps, which need no rows.
+        collector_reason: Why that one.
+        coefficients: [K] the balancer's simplex coefficients, where it has them.
+        gram: [K, K] float64 Gramian of the rows (without the loss scale of a scaler that was handed over); None on
+            cached steps.
+        norms: [K] row norms; None on cached steps.
+        cosines: [K] cosines of the written direction with each row, 0 for a zero row; None on cached steps.
+        overflow: A GradScaler's overflow: the balancer was not asked, and the non-finite mean of the rows was written
+            for the scaler to see.
+    """
+
+    names: tuple[str, ...]
+    weights: Tensor
+    loss_values: Tensor
+    active: Tensor
+    refreshed: bool
+    collector: str | None = None
+    collector_reason: str = ""
+    coefficients: Tensor | None = None
+    gram: Tensor | None = None
+    norms: Tensor | None = None
+    cosines: Tensor | None = None
+    overflow: bool = False
+
+    @cached_property
+    def losses(self) -> dict[str, float]:
+        """Each objective's loss, summed over the micro-batches of the cycle."""
+        return dict(zip(self.names, self.loss_values.tolist(), strict=True))
+
+    @cached_property
+    def inactive(self) -> tuple[str, ...]:
+        """Objectives without a defined sample in the cycle or, where rows are known, with a zero row."""
+        alive = self.active.cpu()
+        if self.norms is not None:
+            alive = alive & (self.norms != 0)
+        return tuple(name for name, is_alive in zip(self.names, alive.tolist(), strict=True) if not is_alive)

@@ -1,0 +1,279 @@
+"""An optimizer that balances: wraps any torch optimizer and owns the cycle between two of its steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradbalance.cycle import Cycle
+from gradbalance.errors import InvalidArgumentError, StateError
+from gradbalance.gradients.collect import Collector
+from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
+from gradbalance.gradients.record import Recording
+from gradbalance.gradients.rows import balanced_parameters
+from gradbalance.info import BalanceInfo
+from gradbalance.solve import BalancerLike, count_step, needs_rows
+
+
+class BalancedOptimizer(torch.optim.Optimizer):
+    """A torch optimizer whose gradient is the balanced one of several objectives.
+
+    It is a ``torch.optim.Optimizer`` and shares ``param_groups``, ``state`` and ``defaults`` with the wrapped one:
+    learning-rate schedulers, ``GradScaler`` and ``accelerate`` take it. One cycle is
+
+        optimizer.zero_grad()
+        for batch in micro_batches:
+            optimizer.backward(losses(batch), extra_loss=penalty)
+        optimizer.step()
+
+    ``backward`` adds up the rows, and ``step`` takes their Gramian once, asks the balancer for weights, writes
+    ``.grad`` and runs the wrapped step. (The Gramian of a sum is not the sum of Gramians.) To touch gradients in
+    between, for example with ``clip_grad_norm_``, call :meth:`balance` first. Where the balancer needs no rows,
+    ``backward`` is one ordinary backward pass.
+
+    Parameter groups with ``"balanced": False`` (task heads) and leaves that are in no group get the plain gradient of
+    the sum of losses, written to ``.grad`` by ``backward`` at once, as is that of ``extra_loss``.
+
+    Args:
+        optimizer: Any torch optimizer that needs no closure.
+        balancer: Any callable from Gramian to weights; see :func:`gradbalance.backward`.
+        module: Records its linear layers by itself in cycles that need rows, so that an AffineLoss uses the cheap
+            `linear` collector. Recording lasts from the first forward of the cycle with grad enabled to
+            :meth:`balance`.
+        collector: ``"auto"``, ``"passes"`` or ``"linear"``; see :func:`gradbalance.backward`.
+        check_first_refresh: Compare one row of the first `linear` collection with an ordinary backward pass.
+        scaler: The ``torch.amp.GradScaler`` in use. The losses given to :meth:`backward` are scaled ones
+            (``{name: scaler.scale(loss)}``, or an AffineLoss of scaled terms). The balancer then sees the Gramian
+            without the scale, and an overflow skips the step: the non-finite mean of the rows is written for the scaler
+            to see, and the balancer is not called. Call ``balance()`` before ``scaler.unscale_`` and ``scaler.step``.
+
+    Attributes:
+        optimizer: As given.
+        balancer: As given.
+        info: :class:`~gradbalance.BalanceInfo` of the last cycle that was balanced, None before.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    >>> optimizer = BalancedOptimizer(torch.optim.SGD([weight], lr=0.1), lambda gram: gram.diagonal().rsqrt())
+    >>> optimizer.backward({"a": 3 * weight[0], "b": 4 * weight[1]})
+    >>> optimizer.step()
+    >>> weight.detach()
+    tensor([0.9000, 0.9000])
+    >>> optimizer.zero_grad()
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        balancer: BalancerLike,
+        *,
+        module: nn.Module | None = None,
+        collector: Collector = "auto",
+        check_first_refresh: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, BalancedOptimizer):
+            raise InvalidArgumentError(
+                f"optimizer must be a plain torch.optim.Optimizer, found {type(optimizer).__name__}."
+            )
+        if not callable(balancer):
+            raise InvalidArgumentError(
+                f"balancer must be callable from a Gramian to weights, found {type(balancer).__name__}."
+            )
+        # Not super().__init__, which would build param_groups and state of its own. __setstate__ adds the hook tables
+        # that the base class relies on.
+        self.__setstate__({"optimizer": optimizer})
+        self.balancer = balancer
+        self.info: BalanceInfo | None = None
+        self._collector: Collector = collector
+        self._check = check_first_refresh
+        self._scaler = scaler
+        self._names: tuple[str, ...] | None = None
+        self._cycle: Cycle | None = None
+        self._recording = None if module is None else _record_when_due(self, module)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.optimizer.defaults
+
+    @property
+    def needs_rows(self) -> bool:
+        """Is a refresh due: will this cycle collect per-objective gradients?"""
+        return needs_rows(self.balancer)
+
+    @torch.enable_grad()
+    def backward(self, losses: Losses, extra_loss: Tensor | None = None) -> None:
+        """Take the gradients of one micro-batch into the cycle.
+
+        Losses of micro-batches add up, as gradients do: divide means by the number of micro-batches, or give an
+        AffineLoss the ``counts`` of the whole cycle.
+
+        Args:
+            losses: A dict name -> scalar, a sequence, a tensor [K], or an AffineLoss; the same objectives in every
+                call. A dict in another order is aligned by name.
+            extra_loss: Added outside the balancing to everything it reaches.
+
+        Raises:
+            StateError: The cycle was balanced already.
+            InvalidArgumentError: Losses of a wrong form, or other objectives than before.
+            NonFiniteError: A loss is NaN or Inf and no scaler was handed over; the micro-batch leaves no trace.
+            CollectorError: Rows cannot be collected. The cycle is dropped.
+        """
+        if self._cycle is not None and self._cycle.info is not None:
+            raise StateError(
+                "backward() after balance() in the same cycle: its gradients are written. Call step() or zero_grad() "
+                "first."
+            )
+        objectives = as_objectives(losses)
+        check_extra_loss(extra_loss)
+        names = self._names if self._cycle is None else self._cycle.names
+        if names is not None:
+            objectives = objectives.aligned(names)
+        if self._scaler is None and (self.needs_rows or objectives.values.device.type == "cpu"):
+            objectives.require_finite()
+        # Dropped if add() fails: rows half-way are neither those of before nor those of after.
+        cycle, self._cycle = self._cycle or self._new_cycle(objectives), None
+        cycle.add(objectives, extra_loss, check=self._check)
+        self._cycle = cycle
+
+    def _new_cycle(self, objectives: Objectives) -> Cycle:
+        groups = [group["params"] for group in self.param_groups if group.get("balanced", True)]
+        parameters = balanced_parameters(parameter for group in groups for parameter in group)
+        return Cycle(objectives, parameters, self.balancer, collector=self._collector, scaler=self._scaler)
+
+    def balance(self) -> BalanceInfo:
+        """Finish the cycle: one Gramian, the balancer's weights, and the balanced gradient added to ``.grad``.
+
+        :meth:`step` does it where you did not. Calling it again before the next ``backward`` changes nothing.
+
+        Returns:
+            The info, which :attr:`info` keeps.
+
+        Raises:
+            StateError: No backward in this cycle.
+            NonFiniteError: A row is NaN or Inf and no scaler was handed over; the balanced gradient is not written, the
+                balancer is untouched and the cycle stays open for ``zero_grad``.
+        """
+        if self._cycle is None:
+            raise StateError("nothing to balance: call optimizer.backward(losses) first, instead of loss.backward().")
+        if self._cycle.info is None:
+            self._cycle.finish(self.balancer)
+            self._names = self._cycle.names
+            if self._recording is not None:
+                self._recording.remove()
+        assert self._cycle.info is not None
+        self.info = self._cycle.info
+        return self.info
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Balance if not done yet, then step the wrapped optimizer and let the balancer count one step.
+
+        Args:
+            closure: Evaluated once, before; it calls :meth:`backward` and its result is returned. The wrapped optimizer
+                gets none.
+
+        Raises:
+            StateError: No backward since the last step; or a scaler is in use and ``balance()`` was not called before
+                it.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if self._scaler is not None and (self._cycle is None or self._cycle.info is None):
+            raise StateError(
+                "step() with a scaler before balance(): the scaler has unscaled gradients that were not written yet. "
+                "Call "
+                "optimizer.balance() before scaler.unscale_(optimizer) and scaler.step(optimizer)."
+            )
+        self.balance()
+        self.optimizer.step()
+        count_step(self.balancer)
+        self._cycle = None
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset ``.grad`` of all groups and drop an open cycle with its rows."""
+        self._cycle = None
+        if self._recording is not None:
+            self._recording.remove()
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the wrapped optimizer; ``"balanced": False`` keeps it out of the balancing."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state_dict, and ``"balancer"``: the balancer's, its class, the objectives' names."""
+        keep = getattr(self.balancer, "state_dict", None)
+        return {
+            **self.optimizer.state_dict(),
+            "balancer": {
+                "class": type(self.balancer).__name__,
+                "names": None if self._names is None else list(self._names),
+                "state": None if keep is None else keep(),
+            },
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; an open cycle is dropped.
+
+        Raises:
+            StateError: No balancer state, or that of another class. Nothing is changed then.
+        """
+        if "balancer" not in state_dict:
+            raise StateError(
+                "state_dict has no 'balancer': it is that of a plain optimizer. Load it with "
+                "optimizer.optimizer.load_state_dict()."
+            )
+        saved = state_dict["balancer"]
+        found = type(self.balancer).__name__
+        if saved["class"] != found:
+            raise StateError(f"state_dict holds the state of balancer {saved['class']}, but the balancer is {found}.")
+        before = self.state_dict()["balancer"]["state"]
+        if saved["state"] is not None:
+            self.balancer.load_state_dict(saved["state"])  # type: ignore[attr-defined]
+        try:
+            self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "balancer"})
+        except Exception:
+            if saved["state"] is not None:
+                self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
+            raise
+        self._names = None if saved["names"] is None else tuple(saved["names"])
+        self._cycle = None
+
+    def __repr__(self) -> str:
+        return f"BalancedOptimizer({self.optimizer!r}, balancer={self.balancer!r})"
+
+
+def _record_when_due(owner: BalancedOptimizer, module: nn.Module) -> Recording:
+    """Let forwards of ``module`` start recording when ``owner`` needs rows; undone when ``owner`` is no more."""
+    recording = Recording(module)
+    # Weak, so that the module does not keep a discarded optimizer alive and recording.
+    weak = weakref.ref(owner)
+
+    def before_forward(module: nn.Module, args: Any) -> None:
+        optimizer = weak()
+        if optimizer is not None and torch.is_grad_enabled() and optimizer.needs_rows and not recording.installed:
+            recording.install()
+
+    handle = module.register_forward_pre_hook(before_forward)
+    weakref.finalize(owner, handle.remove)
+    weakref.finalize(owner, recording.remove)
+    return recording
