@@ -26,8 +26,8 @@ from gradbalance.solvers.correlation import Array
 # well-conditioned answer (rounding of 1e-16 moves it by 1e-6), small enough that one or two steps reach the tolerance.
 _PROXIMITY = 1e-10
 _MAX_STEPS = 20
-# Rows whose correlations differ by less than this are one row to rounding.
-_TIE = 7e-15
+# Rows whose correlations differ by less are one row: a Gramian over millions of columns rounds equal rows to 1e-13.
+_TIE = 1e-12
 
 Gap = Callable[[Array], float]
 
@@ -49,7 +49,7 @@ def positive_definite(matrix: Array, inverse_norms: Array) -> tuple[Array, int] 
         equal to rounding, or the optimum is out of reach (0 nearly in the hull).
     """
     # Equal rows can slip through the Cholesky factorization by rounding, and then get arbitrary, unequal weights.
-    if np.count_nonzero(matrix > 1 - 1e-13) > len(matrix):
+    if np.count_nonzero(matrix > 1 - _TIE) > len(matrix):
         return None
     identity, zeros = _bounds(len(matrix))
     try:
@@ -76,13 +76,15 @@ def semidefinite(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float
     Returns:
         t on the simplex (the best point seen), proximal steps made, and the name of the method that found it.
     """
-    best, steps, method = _proximal(matrix, inverse_norms, gap, tolerance), _MAX_STEPS, "proximal quadprog"
-    best_gap, best_weights, steps = best
+    best_gap, best_weights, steps = _proximal(matrix, inverse_norms, gap, tolerance)
+    method = "proximal quadprog"
     if best_gap > tolerance:
         weights = _least_squares(matrix, inverse_norms)
         if weights is not None and gap(weights) < best_gap:
             best_weights, method = weights, "nnls"
-    return _share_ties(matrix, inverse_norms, best_weights), steps, method
+    shared = _share_ties(matrix, inverse_norms, best_weights)
+    # Nearly stationary, what is rounding between tied rows can be signal for the gap.
+    return (shared if gap(shared) <= max(best_gap, tolerance) else best_weights), steps, method
 
 
 def _proximal(matrix: Array, inverse_norms: Array, gap: Gap, tolerance: float) -> tuple[float, Array, int]:
@@ -123,6 +125,8 @@ def _simplex(point: Array, inverse_norms: Array) -> Array | None:
 
 
 def _share_ties(matrix: Array, inverse_norms: Array, weights: Array) -> Array:
+    if np.count_nonzero(matrix > 1 - _TIE) == len(matrix):
+        return weights
     same = np.abs(matrix[:, None, :] - matrix[None, :, :]).max(axis=2) <= _TIE
     same &= np.abs(inverse_norms[:, None] - inverse_norms) <= _TIE * inverse_norms
     shared = (same / same.sum(axis=1, keepdims=True)) @ weights

@@ -94,16 +94,20 @@ def _checked_rest(floor: float, count: int) -> float:
 def _pair(rows: Correlation, floor: float) -> Array:
     """Closed form for K = 2: the minimizer on the line, clipped, which is exact in one dimension."""
     first, second = rows.norms.tolist()
-    if min(first, second) == 0.0:
-        share = 0.5 if first == second else float(first == 0.0)
-    else:
+    left = right = 0.5
+    if min(first, second) == 0.0 < max(first, second):
+        left, right = float(first == 0.0), float(second == 0.0)
+    elif first > 0.0:
         cosine = float(rows.matrix[0, 1])
         v, w = min(1.0, second / first), min(1.0, first / second)
-        left, right = max(v * (v - cosine * w), 0.0), max(w * (w - cosine * v), 0.0)
-        # Rows equal to rounding: what is left of the differences is noise.
-        share = 0.5 if max(left, right) <= 1e-15 else left / (left + right)
-    share = min(max(share, floor), 1.0 - floor)
-    return np.array([share, 1.0 - share])
+        # Rows equal to rounding share: what is left of their differences is noise.
+        if max(1.0 - cosine, abs(v - w)) > 1e-12:
+            left, right = max(v * (v - cosine * w), 0.0), max(w * (w - cosine * v), 0.0)
+            left, right = left / (left + right), right / (left + right)
+    # Neither is had as 1 minus the other, which would round a small weight to 1e-16.
+    if left < floor:
+        return np.array([floor, 1.0 - floor])
+    return np.array([1.0 - floor, floor] if right < floor else [left, right])
 
 
 def _shrunk(rows: Correlation, floor: float, rest: float) -> Correlation:

@@ -1,0 +1,26 @@
+"""Set up every test session: reproducible randomness, and how long hypothesis searches.
+
+HYPOTHESIS_PROFILE=nightly searches twenty times longer than the default.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Wall-clock deadlines would make results depend on the machine's load. The health check for function-scoped fixtures is off
+# because the one below is the same for every example.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=100, **_COMMON)
+settings.register_profile("nightly", max_examples=2000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
