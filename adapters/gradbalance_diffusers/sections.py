@@ -269,8 +269,8 @@ class RunConfig(Section):
     """Newest checkpoints kept."""
     report_every: Count = 10
     """Epochs between rewrites of report.html."""
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    """Autocast of forward passes in training and sampling; fp16 adds a gradient scaler."""
+    mixed_precision: Literal["no", "bf16"] = "no"
+    """Autocast of forward passes in training and sampling."""
     threads: Count | None = None
     """CPU threads of torch; null leaves torch's choice."""
 

@@ -49,6 +49,15 @@ class RewardTable:
         columns = ((name, self.values[self.mask[:, k], k]) for k, name in enumerate(self.names))
         return {name: float(column.mean()) if len(column) else math.nan for name, column in columns}
 
+    def stds(self) -> dict[str, float]:
+        """Population standard deviation of each reward over the samples for which it is defined; NaN without any."""
+        columns = ((name, self.values[self.mask[:, k], k]) for k, name in enumerate(self.names))
+        return {name: float(column.std(unbiased=False)) if len(column) else math.nan for name, column in columns}
+
+    def counts(self) -> dict[str, int]:
+        """For how many samples each reward is defined."""
+        return dict(zip(self.names, self.mask.sum(dim=0).tolist(), strict=True))
+
     @classmethod
     def concatenate(cls, tables: Sequence[RewardTable]) -> RewardTable:
         """The tables of several batches as one; errors add up.

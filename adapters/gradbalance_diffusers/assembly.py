@@ -1,0 +1,50 @@
+"""From a configuration to the parts that the trainer is given."""
+
+from __future__ import annotations
+
+import torch
+
+from .config import Config, ModelConfig
+from .policy import SD3Policy
+from .prompts import Prompt, load_sources
+from .rewards import RewardSet, make_reward
+from .tiny import tiny_sd3_path
+
+
+def load_policy(config: ModelConfig, *, seed: int) -> SD3Policy:
+    """The pipeline of ``config.path`` (hub id, local folder, or ``"tiny"``) with fresh LoRA adapters.
+
+    Args:
+        config: The ``model`` section.
+        seed: Seed of the LoRA initialization.
+    """
+    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    return SD3Policy.from_pretrained(
+        tiny_sd3_path() if config.path == "tiny" else config.path,
+        torch_dtype=getattr(torch, config.dtype),
+        device=device,
+        revision=config.revision,
+        variant=config.variant,
+        load_t5=config.load_t5,
+        rank=config.lora_rank,
+        alpha=config.lora_alpha,
+        seed=seed,
+        max_sequence_length=config.max_sequence_length,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+def load_rewards(config: Config) -> RewardSet:
+    """The rewards of the configuration, scored in one thread beside the sampling."""
+    return RewardSet({reward.name: make_reward(reward.name, **reward.options) for reward in config.rewards}, workers=1)
+
+
+def training_prompts(config: Config) -> dict[str, list[Prompt]]:
+    """Training prompts by source."""
+    return load_sources(config.prompts.sources, "train")
+
+
+def evaluation_prompts(config: Config) -> list[Prompt]:
+    """The first ``evaluation.prompts_per_source`` held-out prompts of each source, in a fixed order."""
+    sources = load_sources(config.evaluation.sources, "test", limit=config.evaluation.prompts_per_source)
+    return [prompt for prompts in sources.values() for prompt in prompts]

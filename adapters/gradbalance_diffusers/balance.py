@@ -1,0 +1,74 @@
+"""From a configured method to a balancer, and the scalar-reward baseline that needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+import gradbalance as gb
+
+from .config import BalanceConfig
+from .rewards.base import RewardTable
+
+WEIGHTED_SUM = "weighted-sum"
+
+
+def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balancer:
+    """The balancer of ``config.method`` (or of ``method``, which a stage may set).
+
+    * ``"marble"``: :class:`gradbalance.MARBLE`, the paper's method.
+    * ``"mgda"``: the min-norm point of the normalized rows, solved afresh on every step, no memory.
+    * ``"nash"``: :class:`gradbalance.NashMTL`, solved every ``interval`` steps.
+    * ``"mean"``: fixed 1/K on losses of separately normalized advantages.
+    * ``"weighted-sum"``: the rewards are summed before the advantage (one objective), so nothing is left to balance.
+    """
+    method = method or config.method
+    if method == "marble":
+        return gb.MARBLE(
+            interval=config.interval,
+            ema_decay=config.ema_decay,
+            amortize=config.amortize,
+            floor=config.floor,
+            uniform_after=config.uniform_after,
+        )
+    if method == "mgda":
+        return gb.MGDA(normalize=True, floor=config.floor)
+    if method == "nash":
+        return gb.NashMTL(interval=config.interval)
+    if method in ("mean", WEIGHTED_SUM):
+        return gb.Mean()
+    raise gb.InvalidArgumentError(
+        f"`balance.method` must be one of marble, mgda, nash, mean, weighted-sum. Found {method!r}."
+    )
+
+
+def weighted_sum(table: RewardTable, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+    r"""One scalar reward per sample, as DiffusionNFT trains on.
+
+    .. math:: \bar R_i = \sum_k w_k m_{ik} R_{ik} \big/ \sum_k w_k m_{ik}
+
+    over the rewards that are defined for sample i: a weight whose reward does not apply is shared out, so a missing
+    reward neither counts as zero nor shrinks the others.
+
+    Args:
+        table: R ``[B, K]`` and its mask.
+        weights: A non-negative weight per reward name; a name that is left out has weight 1.
+
+    Returns:
+        ``values [B, 1]`` (float64, NaN where no weighted reward applies) and ``mask [B, 1]``.
+    """
+    unknown = sorted(set(weights) - set(table.names))
+    if unknown:
+        raise gb.InvalidArgumentError(
+            f"`balance.reward_weights` names {unknown}, which are not among the rewards {list(table.names)}. "
+            "Correct the names or add the rewards."
+        )
+    w = torch.tensor([float(weights.get(name, 1.0)) for name in table.names], dtype=torch.float64)
+    if bool((w < 0).any()):
+        raise gb.InvalidArgumentError(f"`balance.reward_weights` must be non-negative. Found {dict(weights)}.")
+    share = w * table.mask.to(torch.float64)
+    total = share.sum(dim=1, keepdim=True)
+    value = (share * torch.nan_to_num(table.values.to(torch.float64))).sum(dim=1, keepdim=True) / total
+    return value, total > 0

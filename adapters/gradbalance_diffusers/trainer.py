@@ -1,0 +1,355 @@
+"""DiffusionNFT on several rewards at once, balanced (paper arXiv 2605.06507, sections 2 and 3).
+
+One epoch: sample with the old policy, score, turn scores into per-reward advantages, take balanced optimizer steps,
+move the old policy towards the trained one. All randomness of an epoch is a pure function of (seed, epoch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm import tqdm
+
+import gradbalance as gb
+
+from .advantages import Advantages, group_advantages
+from .balance import WEIGHTED_SUM, make_balancer, weighted_sum
+from .checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
+from .config import Config
+from .ema import WeightEMA
+from .embeddings import PromptEncoder
+from .evaluation import Evaluation, evaluate
+from .learning_rate import learning_rate_factor
+from .nft import interpolate_noise, kl_term, nft_terms, optimality
+from .old_policy import OldPolicySchedule
+from .policy import SD3Policy
+from .prompts import Prompt, StratifiedSampler
+from .report import write_report
+from .rewards.base import RewardSet, RewardTable
+from .rollout import Rollout, roll_out
+from .run_folder import RunFolder
+from .stages import plan_stages, stage_at
+from .timesteps import TimestepSampler
+from .training_log import evaluation_row, save_evaluation, training_row
+
+
+@dataclass(frozen=True)
+class EpochData:
+    """What the optimizer steps of one epoch need: S = samples, T = noise levels per sample, K = objectives."""
+
+    latents: Tensor  # [S, C, h, w]
+    rollout: Rollout
+    groups: Tensor  # [S] prompt-group id
+    r: Tensor  # [S, K] optimality in [0, 1]
+    mask: Tensor  # [S, K]
+    sigma: Tensor  # [S, T]
+    noise: Tensor  # [S, T, C, h, w]
+
+
+class NFTTrainer:
+    """The training loop. Everything it works with is handed in; it owns the order of things and the state to resume.
+
+    Args:
+        config: The whole configuration.
+        policy: LoRA policy with its old and reference roles.
+        rewards: What scores a sample.
+        prompts: Training prompts by source.
+        evaluation_prompts: Held-out prompts, always sampled with the same seeds.
+        optimizer: A torch optimizer over ``policy.parameters``; the trainer wraps it in
+            :class:`gradbalance.BalancedOptimizer`.
+        folder: Where metrics, evaluations and checkpoints go.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        policy: SD3Policy,
+        rewards: RewardSet,
+        prompts: Mapping[str, Sequence[Prompt]],
+        evaluation_prompts: Sequence[Prompt],
+        optimizer: torch.optim.Optimizer,
+        folder: RunFolder,
+    ) -> None:
+        self.config, self.policy, self.rewards, self.folder = config, policy, rewards, folder
+        self.prompts, self.evaluation_prompts = prompts, list(evaluation_prompts)
+        self.encoder = PromptEncoder(policy)
+        self.inner_optimizer = optimizer
+        self.stages = plan_stages(config, rewards.names)
+        self.epochs = self.stages[-1].last
+        self.old_schedule = OldPolicySchedule(**vars(config.old_policy))
+        self.ema = WeightEMA(policy.parameters, decay=config.ema.decay, warmup=config.ema.warmup)
+        self.timesteps = TimestepSampler.from_config(policy, config.timesteps, config.sampling.steps)
+        factor = learning_rate_factor(config.optimizer, self.epochs * config.optimizer.steps_per_epoch)
+        self.scheduler = LambdaLR(optimizer, factor)
+        self.size = (config.model.height, config.model.width)
+        self.epoch = self.step = 0
+        self.base_evaluation: Evaluation | None = None
+        self._enter_stage(0)
+
+    # ---------------------------------------------------------------------------------------------- the loop
+
+    def fit(self) -> None:
+        """Train from the current epoch to the last, evaluating, logging and saving on the way."""
+        every = self.config.evaluation.every
+        progress = tqdm(total=self.epochs, initial=self.epoch, desc="epochs", dynamic_ncols=True)
+        while self.epoch < self.epochs:
+            if self.epoch % every == 0:
+                self.evaluate()
+            self._enter_stage(self.epoch)
+            table = self.train_epoch(self.epoch)
+            self.epoch += 1
+            if self.epoch % self.config.run.checkpoint_every == 0 or self.epoch == self.epochs:
+                self.save_checkpoint()
+            if self.epoch % self.config.run.report_every == 0:
+                write_report(self.folder.path)
+            progress.set_postfix({name: f"{mean:.3f}" for name, mean in table.means().items()}, refresh=False)
+            progress.update()
+        self.evaluate()
+        write_report(self.folder.path)
+        progress.close()
+
+    def train_epoch(self, epoch: int) -> RewardTable:
+        """One epoch of DiffusionNFT with a balanced direction; returns the rewards of its samples."""
+        started = time.perf_counter()
+        rng = np.random.SeedSequence([self.config.run.seed, epoch])
+        groups = self.sampler.epoch(epoch)
+        repeats = self.config.prompts.images_per_prompt
+        prompts = [prompt for prompt in groups for _ in range(repeats)]
+        group_ids = torch.arange(len(groups)).repeat_interleave(repeats)
+        seeds = [int(word) for word in rng.generate_state(len(prompts))]
+
+        with self.policy.role("old"):
+            rollout = roll_out(
+                self.policy, self.encoder, self.rewards, prompts, seeds, self.config.sampling, size=self.size
+            )
+        sampled = time.perf_counter()
+        names, values, mask = self._objectives(rollout.rewards)
+        advantages = group_advantages(values, mask, group_ids, std=self.config.loss.advantage_std)
+
+        generator = torch.Generator().manual_seed(int(rng.spawn(1)[0].generate_state(1)[0]))
+        sigma, noise = self.timesteps.draw(group_ids, rollout.latents.shape[1:], generator)
+        data = EpochData(
+            latents=rollout.latents,
+            rollout=rollout,
+            groups=group_ids,
+            r=optimality(advantages.values, self.config.loss.advantage_clip),
+            mask=advantages.mask,
+            sigma=sigma,
+            noise=noise,
+        )
+        for part in torch.randperm(len(groups), generator=generator).chunk(self.config.optimizer.steps_per_epoch):
+            samples = torch.isin(group_ids, part).nonzero().flatten()
+            self._optimizer_step(data, samples, names, advantages, rollout.rewards, epoch)
+        self.policy.blend_old(self.old_schedule(self.step))
+        self.folder.log_timing(
+            {"epoch": epoch, "sampling": sampled - started, "training": time.perf_counter() - sampled}
+        )
+        return rollout.rewards
+
+    # ------------------------------------------------------------------------------------------- one step
+
+    def _optimizer_step(
+        self,
+        data: EpochData,
+        samples: Tensor,
+        names: Sequence[str],
+        advantages: Advantages,
+        rewards: RewardTable,
+        epoch: int,
+    ) -> None:
+        """One optimizer step on ``samples``; its cycle of micro-batches counts every (sample, noise level) pair."""
+        per_image = data.sigma.shape[1]
+        counts = data.mask[samples].sum(dim=0) * per_image
+        pairs = len(samples) * per_image
+        micro = self.config.optimizer.micro_batch_size or len(samples)
+        columns = [(chunk, t) for t in range(per_image) for chunk in samples.split(micro)]
+        sums = {"loss": 0.0, "kl": 0.0}
+        for chunk, t in tqdm(columns, desc="optimizing", leave=False, disable=len(columns) < 4):
+            positive, negative, kl = self._terms(data, chunk, t)
+            loss = gb.AffineLoss.interpolate(
+                positive,
+                negative,
+                data.r[chunk],
+                data.mask[chunk],
+                counts=counts,
+                center=self.config.loss.center,
+                batch_size=pairs,
+                names=names,
+            )
+            extra = None if loss.common is None else loss.common
+            if kl is not None:
+                penalty = self.config.loss.kl_weight * kl.sum() / pairs
+                extra = penalty if extra is None else extra + penalty
+                sums["kl"] += float(kl.detach().sum()) / pairs
+            self.optimizer.backward(loss, extra_loss=extra)
+            sums["loss"] += float((positive + negative).detach().sum()) / (2 * pairs)
+        info = self.optimizer.balance()
+        grad_norm = torch.nn.utils.clip_grad_norm_(
+            list(self.policy.parameters.values()), self.config.optimizer.max_grad_norm or float("inf")
+        )
+        lr = self.scheduler.get_last_lr()[0]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.ema.update()
+        self.step += 1
+        self.folder.log(
+            training_row(
+                epoch=epoch,
+                step=self.step,
+                stage=self.stage.name,
+                rewards=rewards,
+                advantages=advantages,
+                info=info,
+                **sums,
+                grad_norm=float(grad_norm),
+                lr=lr,
+                old_decay=self.old_schedule(self.step),
+            )
+        )
+
+    def _terms(self, data: EpochData, chunk: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """L+ ``[b]``, L- ``[b]`` and the KL term ``[b]`` (None if its weight is 0) of samples ``chunk`` at level t.
+
+        The frozen roles come first: an adapter must not change between the forward and the backward of the trained one.
+        """
+        loss, device = self.config.loss, self.policy.device
+        x0, sigma, noise = (
+            data.latents[chunk].to(device),
+            data.sigma[chunk, t].to(device),
+            data.noise[chunk, t].to(device),
+        )
+        embeddings = data.rollout.embeddings.index(chunk).to(device)
+        x_t = interpolate_noise(x0, noise, sigma)
+        with self._autocast():
+            with torch.no_grad(), self.policy.role("old"):
+                velocity_old = self.policy.velocity(x_t, sigma, embeddings)
+            if loss.kl_weight:
+                with torch.no_grad(), self.policy.role("reference"):
+                    velocity_reference = self.policy.velocity(x_t, sigma, embeddings)
+            velocity = self.policy.velocity(x_t, sigma, embeddings)
+        positive, negative = nft_terms(
+            x0,
+            noise,
+            sigma,
+            velocity,
+            velocity_old,
+            guidance_beta=loss.guidance_beta,
+            advantage_clip=loss.advantage_clip,
+        )
+        return positive, negative, kl_term(velocity, velocity_reference) if loss.kl_weight else None
+
+    def _objectives(self, table: RewardTable) -> tuple[list[str], Tensor, Tensor]:
+        """Names, values ``[B, K]`` and mask of what is balanced in this stage."""
+        chosen = table.select(self.stage.rewards)
+        if self.stage.method == WEIGHTED_SUM:
+            return ["sum"], *weighted_sum(chosen, self.config.balance.reward_weights)
+        return list(chosen.names), chosen.values, chosen.mask
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.run.mixed_precision == "no":
+            return contextlib.nullcontext()
+        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16)
+
+    def _enter_stage(self, epoch: int) -> None:
+        """At the first epoch of a stage: its prompts, and a balancer of its own around the same inner optimizer."""
+        stage = stage_at(self.stages, epoch)
+        if getattr(self, "stage", None) == stage:
+            return
+        self.stage = stage
+        self.sampler = StratifiedSampler(
+            self.prompts,
+            mix=stage.mix,
+            groups_per_epoch=self.config.prompts.groups_per_epoch,
+            images_per_prompt=self.config.prompts.images_per_prompt,
+            seed=self.config.run.seed,
+        )
+        self.optimizer = gb.BalancedOptimizer(
+            self.inner_optimizer,
+            make_balancer(self.config.balance, stage.method),
+            module=self.policy.transformer,
+            collector=self.config.balance.collector,
+        )
+
+    # ------------------------------------------------------------------------------------ evaluation and state
+
+    def evaluate(self) -> Evaluation:
+        """Score the EMA weights on the held-out prompts, and compare with the untrained policy."""
+        with self.ema.applied():
+            result = evaluate(
+                self.policy,
+                self.encoder,
+                self.rewards,
+                self.evaluation_prompts,
+                self.config.evaluation,
+                self.config.sampling,
+                size=self.size,
+                epoch=self.epoch,
+            )
+        if self.base_evaluation is None:
+            self.base_evaluation = result
+        save_evaluation(self.folder, result, self.config.evaluation)
+        self.folder.log(evaluation_row(result, self.base_evaluation, step=self.step))
+        return result
+
+    def save_checkpoint(self) -> None:
+        """Write everything that a continued run needs, whole or not at all."""
+        values = {
+            "epoch": self.epoch,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "ema": self.ema.state_dict(),
+            "position": self.folder.position(),
+            # This package draws from generators of its own; rewards of others may use the global ones.
+            "random": {
+                "torch": torch.get_rng_state(),
+                "numpy": np.random.get_state(),
+                "python": random.getstate(),
+            },
+        }
+        save_checkpoint(
+            self.folder.checkpoints,
+            self.step,
+            CheckpointState(values=values, config=self.config.frozen_values()),
+            save_lora=self.policy.save_lora,
+            keep=self.config.run.keep_checkpoints,
+        )
+
+    def resume(self) -> None:
+        """Continue from the newest whole checkpoint of the run folder, or from the start if it has none yet.
+
+        Logs are cut back to the checkpoint, so what follows is what an unbroken run would have written: on a CPU, bit
+        for bit.
+
+        Raises:
+            StateError: The checkpoint is damaged or from another configuration.
+        """
+        newest = latest_checkpoint(self.folder.checkpoints)
+        if newest is None:
+            self.folder.rewind(dict.fromkeys(self.folder.position(), 0))
+            return
+        checkpoint = load_checkpoint(newest, config=self.config.frozen_values())
+        values = checkpoint.values
+        self.epoch, self.step = values["epoch"], checkpoint.step
+        self._enter_stage(max(0, self.epoch - 1))
+        for role in ("default", "old"):
+            self.policy.load_lora(checkpoint.lora[role], role)
+        self.optimizer.load_state_dict(values["optimizer"])
+        self.scheduler.load_state_dict(values["scheduler"])
+        self.ema.load_state_dict(values["ema"])
+        self.folder.rewind(values["position"])
+        base = self.folder.load_evaluation(0)
+        self.base_evaluation = None if base is None else Evaluation.from_json(base)
+        torch.set_rng_state(values["random"]["torch"])
+        np.random.set_state(values["random"]["numpy"])
+        random.setstate(values["random"]["python"])

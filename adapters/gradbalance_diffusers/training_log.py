@@ -1,0 +1,94 @@
+"""Rows of metrics.jsonl. They hold no clock times, so an interrupted and resumed run writes the same bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import Any
+
+import gradbalance as gb
+
+from .advantages import Advantages
+from .config import EvaluationConfig
+from .evaluation import Evaluation
+from .rewards.base import RewardTable
+from .run_folder import RunFolder
+
+
+def training_row(
+    *,
+    epoch: int,
+    step: int,
+    stage: str,
+    rewards: RewardTable,
+    advantages: Advantages,
+    info: gb.BalanceInfo,
+    loss: float,
+    kl: float,
+    grad_norm: float,
+    lr: float,
+    old_decay: float,
+) -> dict[str, Any]:
+    """One optimizer step: rewards of the epoch's samples, the balance, and what the step did.
+
+    ``loss`` is the mean of (L+ + L-)/2; it says how well the policy denoises, not how good the rewards are.
+    """
+    names = info.names
+    return {
+        "kind": "train",
+        "epoch": epoch,
+        "step": step,
+        "stage": stage,
+        "rewards": rewards.means(),
+        "reward_std": rewards.stds(),
+        "valid": rewards.counts(),
+        "masked_errors": dict(rewards.errors),
+        "loss": loss,
+        "kl": kl,
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "old_decay": old_decay,
+        "weights": _named(names, info.weights),
+        "coefficients": _named(names, info.coefficients),
+        "norms": _named(names, info.norms),
+        "refreshed": info.refreshed,
+        "collector": info.collector,
+        "cosines": _named(names, info.cosines),
+        "conflicts": _pairs(names, info),
+        "inactive": list(info.inactive),
+        "degenerate_groups": _named(names, advantages.degenerate),
+    }
+
+
+def evaluation_row(evaluation: Evaluation, base: Evaluation, *, step: int) -> dict[str, Any]:
+    """Scores on the held-out prompts and their paired change against the untrained policy."""
+    return {
+        "kind": "eval",
+        "epoch": evaluation.epoch,
+        "step": step,
+        "rewards": evaluation.summary(),
+        "change": evaluation.change_from(base) if evaluation.epoch > base.epoch else None,
+    }
+
+
+def save_evaluation(folder: RunFolder, evaluation: Evaluation, config: EvaluationConfig) -> None:
+    """Per-prompt scores, and the pictures of the first ``config.saved_images`` prompts of each source."""
+    seen: Counter[str] = Counter()
+    grid = []
+    for i, prompt in enumerate(evaluation.prompts):
+        seen[prompt.source] += 1
+        if seen[prompt.source] <= config.saved_images:
+            grid.append(i)
+    images = {} if evaluation.images is None else {i: evaluation.images[i] for i in grid}
+    folder.save_evaluation(evaluation.as_json(grid), images)
+
+
+def _named(names: tuple[str, ...], values: Any) -> dict[str, Any] | None:
+    return None if values is None else dict(zip(names, [v.item() for v in values], strict=True))
+
+
+def _pairs(names: tuple[str, ...], info: gb.BalanceInfo) -> dict[str, float] | None:
+    if info.gram is None:
+        return None
+    cosines = gb.cosines(info.gram)
+    return {f"{names[i]}|{names[j]}": float(cosines[i, j]) for i, j in combinations(range(len(names)), 2)}
