@@ -56,8 +56,7 @@ def _attribute(balancer: BalancerLike, name: str) -> Any:
     if not hasattr(balancer, name):
         raise InvalidArgumentError(
             f"balancer {type(balancer).__name__} has needs_rows but no {name}; a stateful balancer has needs_rows, "
-            f"weights, step, "
-            "state_dict and load_state_dict."
+            "weights, step, state_dict and load_state_dict."
         )
     return getattr(balancer, name)
 

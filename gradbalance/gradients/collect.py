@@ -41,8 +41,7 @@ def collect(objectives: Objectives, rows: Rows, graph: Graph, *, collector: Coll
     if not any(id(parameter) in graph.leaves for parameter in rows.parameters):
         raise CollectorError(
             f"none of the {len(rows.parameters)} balanced parameters is reached by any loss: check that the losses "
-            f"depend on them, "
-            "and that adapters were not switched between forward and backward."
+            "depend on them, and that adapters were not switched between forward and backward."
         )
     choice = choose(objectives, rows.parameters, graph, collector)
     if choice.collector == "passes":

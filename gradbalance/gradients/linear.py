@@ -24,12 +24,12 @@ def collect_linear(loss: AffineLoss, rows: Rows, graph: Graph, *, retain_graph: 
     samples do not mix. A linear layer with input x and output cotangent d has the per-sample weight gradient
     ``W_i = sum_t d[i, t] x[i, t]^T`` and adds ``sum_i C[k, m, i] W_i`` to row k. Nothing per-sample outlives its layer.
 
-    Rows equal those of :func:`collect_by_passes` to rounding: 1e-5 relative in float32 and 1e-10 in float64, with and
+    Rows equal those of :func:`collect_by_passes` to rounding, 1e-5 relative in float32 and 1e-10 in float64, with and
     without gradient checkpointing. Where layers run in bf16 or fp16 (autocast or parameters), W_i is a product in that
-    dtype, as the ordinary weight gradient would be, and the sum over samples is taken in float32: rows equal the
-    float32 contraction of per-sample gradients from B separate passes up to the rounding of single elements (about 2^-8
-    relative in bf16 for a few elements, 1e-3 of a row's norm at most), and differ from `passes`, which rounds each row
-    once, by that dtype's rounding.
+    dtype, as an ordinary weight gradient is, and its sum over samples is taken in float32: where a sample has several
+    positions t, rows equal the float32 contraction of per-sample gradients from B separate passes to 1e-5; where it has
+    one, the product is taken in float32 too and is the more exact of the two. `passes` rounds each row to that dtype
+    instead and differs by this rounding, 2^-8 relative in bf16.
 
     Args:
         loss: The objectives.
@@ -77,8 +77,8 @@ class _Contraction:
         if inputs.shape[0] != batch:
             raise CollectorError(
                 f"layer {name!r} was called with an input of shape {list(inputs.shape)} whose first dimension is not "
-                f"the batch of "
-                f"{batch} samples, so its gradient cannot be split by sample; keep the batch first, or pass "
+                f"the batch of {batch} samples, so its gradient cannot be split by sample; keep the batch first, or "
+                f"pass "
                 f"collector='passes'."
             )
         self.epsilon = max(self.epsilon, torch.finfo(inputs.dtype).eps)
@@ -169,8 +169,8 @@ def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> Non
         raise CollectorError(
             f"rows of the linear collector disagree with a backward pass of objective {loss.names[k]!r}: "
             f"{parameter_name(rows.parameters[worst], graph, worst)} is off by {errors[worst]:.1e} relative. Something "
-            f"mixes the "
-            "samples of a batch (batch normalization, contrastive terms) or the batch is not the first dimension of a "
+            "mixes the samples of a batch (batch normalization, contrastive terms) or the batch is not the first "
+            "dimension of a "
             "layer's "
             "input; pass collector='passes'."
         )

@@ -67,8 +67,8 @@ class Objectives:
         if sorted(names) != sorted(self.names):
             raise InvalidArgumentError(
                 f"losses must keep the objectives they started with, {list(names)}, found {list(self.names)}; hand "
-                f"over every "
-                "objective each time (AffineLoss masks those without samples), or make a new optimizer for a new set."
+                "over every objective each time (AffineLoss masks those without samples), or make a new optimizer for "
+                "a new set."
             )
         order = [self.names.index(name) for name in names]
         return Objectives(
@@ -90,8 +90,7 @@ class Objectives:
             bad = [name for name, good in zip(self.names, finite, strict=True) if not good]
             raise NonFiniteError(
                 f"losses must be finite, found {dict(zip(self.names, self.values.tolist(), strict=True))}: {bad} are "
-                f"not. "
-                "Nothing was written to .grad and the balancer was not called.",
+                "not. Nothing was written to .grad and the balancer was not called.",
                 bad,
             )
 
@@ -160,8 +159,7 @@ def _check_scalar(name: object, loss: object) -> None:
     if not loss.requires_grad:
         raise InvalidArgumentError(
             f"loss {name!r} needs no grad: it was computed under no_grad, from detached tensors, or from frozen "
-            f"parameters. If an "
-            "objective has no sample in this batch, return 0.0 * output.sum() for it."
+            "parameters. If an objective has no sample in this batch, return 0.0 * output.sum() for it."
         )
 
 

@@ -49,8 +49,7 @@ def gradients(
         if "second time" in str(error):
             raise CollectorError(
                 f"the graph of {what} was freed before its backward pass: something called .backward() on a loss that "
-                f"shares its "
-                "forward. Give that loss to extra_loss instead, or call its backward with retain_graph=True."
+                "shares its forward. Give that loss to extra_loss instead, or call its backward with retain_graph=True."
             ) from error
         if "donated buffer" in str(error):
             raise CollectorError(

@@ -111,8 +111,8 @@ def require_finite_rows(gram: Tensor, names: Sequence[str]) -> None:
         bad = [name for name, good in zip(names, finite, strict=True) if not good]
         raise NonFiniteError(
             f"gradients of objectives {bad} hold NaN or Inf. The balanced gradient was not written and the balancer "
-            f"was not "
-            "called. With a GradScaler, hand it over as BalancedOptimizer(..., scaler=scaler) so that overflows skip "
+            "was not called. With a GradScaler, hand it over as BalancedOptimizer(..., scaler=scaler) so that "
+            "overflows skip "
             "the step.",
             bad,
         )
@@ -140,8 +140,8 @@ def balanced_parameters(params: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]
     if not trainable:
         raise InvalidArgumentError(
             f"params must hold at least one tensor that requires grad, found {len(given)} and all of them frozen; an "
-            f"iterator such "
-            "as module.parameters() can be read only once, and LoRA adapters are trainable only while they are active."
+            "iterator such as module.parameters() can be read only once, and LoRA adapters are trainable only while "
+            "they are active."
             if given
             else "params must hold at least one tensor that requires grad, found none at all; an iterator such as "
             "module.parameters() can be read only once."

@@ -63,8 +63,7 @@ def _masked(
     if values.dim() != 2 or values.shape[0] != batch or values.shape[1] == 0 or values.is_complex():
         raise InvalidArgumentError(
             f"{what} must be real and have shape [B, K] = [{batch}, K], one row per sample and one column per "
-            f"objective, found "
-            f"{values.dtype} of shape {list(values.shape)}."
+            f"objective, found {values.dtype} of shape {list(values.shape)}."
         )
     values = values.detach().to(dtype)
     if mask is None:
@@ -72,8 +71,7 @@ def _masked(
     elif mask.dtype != torch.bool or mask.shape != values.shape:
         raise InvalidArgumentError(
             f"mask must be a bool tensor of shape {list(values.shape)} like {what}, True where the objective is "
-            f"defined, found "
-            f"{mask.dtype} of shape {list(mask.shape)}."
+            f"defined, found {mask.dtype} of shape {list(mask.shape)}."
         )
     mask = mask.to(values.device)
     own = mask.sum(0).to(dtype)
@@ -107,8 +105,7 @@ def _raise_first_problem(
         low, high = values.min().item(), values.max().item()
         raise InvalidArgumentError(
             f"{what} must lie in [0, 1], found values from {low} to {high} for objectives {outside}; clamp it, for "
-            f"example "
-            "r = (advantage / (2 * limit) + 0.5).clamp(0, 1)."
+            "example r = (advantage / (2 * limit) + 0.5).clamp(0, 1)."
         )
     raise InvalidArgumentError(
         f"counts are the defined samples of the whole cycle and cannot be below this batch's own, found "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradbalance.coefficients import interpolation_coefficients, linear_coefficients
+from gradbalance.affine.coefficients import interpolation_coefficients, linear_coefficients
 from gradbalance.errors import InvalidArgumentError, NonFiniteError
 
 
@@ -64,15 +64,13 @@ class AffineLoss:
         if terms.dim() != 2 or not terms.is_floating_point():
             raise InvalidArgumentError(
                 f"terms must be a floating tensor of shape [M, B], found {_describe(terms)}; stack per-sample terms "
-                f"with "
-                "torch.stack([first, second]) or add a dimension with terms[None]."
+                "with torch.stack([first, second]) or add a dimension with terms[None]."
             )
         coefficients = coefficients.detach()
         if coefficients.dim() != 3 or coefficients.shape[1:] != terms.shape or coefficients.shape[0] == 0:
             raise InvalidArgumentError(
                 f"coefficients must have shape [K, M, B] = [K, {terms.shape[0]}, {terms.shape[1]}] with K >= 1 to fit "
-                f"terms, "
-                f"found {_describe(coefficients)}."
+                f"terms, found {_describe(coefficients)}."
             )
         self.names = _checked_names(names, coefficients.shape[0])
         finite = torch.isfinite(coefficients).flatten(1).all(1).tolist()
