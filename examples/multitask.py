@@ -7,7 +7,8 @@ has tuned weights: the squared error is some thirty times larger, so the sum ser
 
     python examples/multitask.py --seeds 5 --output runs/multitask
 
-Prints a table (mean and standard error over seeds, on held-out pictures) and draws it. Needs scikit-learn and matplotlib.
+Prints a table (mean and standard error over seeds, on held-out pictures) and draws it. Needs scikit-learn and
+matplotlib.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, mse_loss
 from tqdm import tqdm
 
 import gradbalance as gb
@@ -47,18 +48,19 @@ class SharedTrunk(nn.Module):
         )
 
     def losses(self, x: Tensor, digit: Tensor, turn: Tensor) -> dict[str, Tensor]:
+        """One loss per task, in its natural unit."""
         code = self.trunk(x)
         return {
-            "digit": F.cross_entropy(self.heads["digit"](code), digit),
-            "turn": F.cross_entropy(self.heads["turn"](code), turn),
-            "picture": F.mse_loss(self.heads["picture"](code), x),
+            "digit": cross_entropy(self.heads["digit"](code), digit),
+            "turn": cross_entropy(self.heads["turn"](code), turn),
+            "picture": mse_loss(self.heads["picture"](code), x),
         }
 
     @torch.no_grad()
     def scores(self, x: Tensor, digit: Tensor, turn: Tensor) -> dict[str, float]:
         """Accuracy of the two classifications, and the explained variance of the picture. Higher is better."""
         code = self.trunk(x)
-        error = F.mse_loss(self.heads["picture"](code), x)
+        error = mse_loss(self.heads["picture"](code), x)
         return {
             "digit": float((self.heads["digit"](code).argmax(1) == digit).float().mean()),
             "turn": float((self.heads["turn"](code).argmax(1) == turn).float().mean()),
@@ -97,7 +99,7 @@ def train(balancer: gb.Balancer, seed: int, epochs: int, only: str | None = None
 
 
 def draw(results: dict[str, np.ndarray], alone: np.ndarray, path: Path) -> None:
-    """One panel per task: a dot per method with its standard error, and the score of a model trained on that task alone."""
+    """One panel per task: a dot with standard error per method, a line for a model trained on that task alone."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,0 +1,230 @@
+"""The training loop on a very small random SD3: every method runs, and an interrupted run continues bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gradbalance as gb
+from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load_rewards, training_prompts
+from gradbalance_diffusers.config import Config, load_config
+from gradbalance_diffusers.rewards import RewardSet
+from gradbalance_diffusers.run_folder import RunFolder
+from gradbalance_diffusers.trainer import NFTTrainer
+
+SMALL = [
+    "model.height=16",
+    "model.width=16",
+    "model.lora_rank=4",
+    "model.device=cpu",
+    "sampling.steps=2",
+    "sampling.batch_size=6",
+    "prompts.sources={general: tiny, ocr: tiny}",
+    "prompts.mix={general: 1, ocr: 2}",
+    "prompts.groups_per_epoch=3",
+    "prompts.images_per_prompt=4",
+    "rewards=[saturation, contrast, background]",
+    "evaluation.sources={general: tiny, ocr: tiny}",
+    "evaluation.prompts_per_source=3",
+    "evaluation.saved_images=1",
+    "evaluation.steps=2",
+    "evaluation.every=2",
+    "balance.interval=2",
+    "optimizer.warmup_steps=2",
+    "run.epochs=4",
+    "run.checkpoint_every=2",
+    "run.report_every=100",
+]
+
+Make = Callable[..., NFTTrainer]
+
+
+@pytest.fixture
+def make(pipeline_path: Path, tmp_path: Path) -> Iterator[Make]:
+    """A function that makes a trainer in ``tmp_path / name`` from overrides."""
+    folders = []
+
+    def build(name: str = "run", *overrides: str, rewards: RewardSet | None = None, **folder: bool) -> NFTTrainer:
+        config = load_config("tiny", [*SMALL, f"model.path={pipeline_path}", *overrides])
+        torch.manual_seed(config.run.seed)  # as a new process would
+        policy = load_policy(config.model, seed=config.run.seed)
+        run = RunFolder(tmp_path / name, **folder)
+        run.write_config(config)
+        folders.append(run)
+        return NFTTrainer(
+            config,
+            policy=policy,
+            rewards=rewards or load_rewards(config),
+            prompts=training_prompts(config),
+            evaluation_prompts=evaluation_prompts(config),
+            optimizer=torch.optim.AdamW(policy.parameters.values(), lr=config.optimizer.lr),
+            folder=run,
+        )
+
+    yield build
+    for folder in folders:
+        folder.close()
+
+
+def rows(trainer: NFTTrainer, kind: str) -> list[dict[str, Any]]:
+    lines = trainer.folder.metrics_path.read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def outcome(trainer: NFTTrainer) -> dict[str, bytes]:
+    """Everything a run leaves that must not depend on interruptions, byte for byte."""
+    path = trainer.folder.path
+    files = [path / "metrics.jsonl", *sorted((path / "evaluations").rglob("*.*"))]
+    found = {str(file.relative_to(path)): file.read_bytes() for file in files}
+    for file in sorted((path / "checkpoints" / f"step-{trainer.step:06d}").rglob("*.safetensors")):
+        # Tensor by tensor: the order of the metadata in a safetensors header is not fixed.
+        for name, tensor in load_file(file).items():
+            found[f"{file.relative_to(path)}: {name}"] = tensor.numpy().tobytes()
+    return found
+
+
+class Interrupting:
+    """A reward set that stops the program at a given call, as a kill would between two writes."""
+
+    def __init__(self, config: Config, calls: int) -> None:
+        self.inner, self.left = load_rewards(config), calls
+        self.names = self.inner.names
+
+    def submit(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.inner.submit(*args)
+
+
+@pytest.mark.parametrize("calls", [1, 4, 6, 9])
+def test_interrupted_run_continues_bit_for_bit(make: Make, calls: int) -> None:
+    whole = make("whole")
+    whole.fit()
+    broken = make("broken", rewards=Interrupting(whole.config, calls))
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit()
+    resumed = make("broken", resume=True)
+    resumed.resume()
+    resumed.fit()
+    assert outcome(resumed) == outcome(whole)
+    assert len(rows(whole, "train")) == 4
+
+
+def test_resuming_with_another_configuration_is_refused(make: Make) -> None:
+    make("run").fit()
+    other = make("run", "loss.guidance_beta=0.5", resume=True)
+    with pytest.raises(gb.StateError, match="guidance_beta"):
+        other.resume()
+
+
+@pytest.mark.parametrize("method", ["marble", "mgda", "nash", "mean", "weighted-sum"])
+def test_every_method_moves_the_policy(make: Make, method: str) -> None:
+    trainer = make("run", f"balance.method={method}", "run.epochs=2", "evaluation.every=100")
+    before = {name: p.detach().clone() for name, p in trainer.policy.parameters.items()}
+    trainer.fit()
+    moved = [name for name, p in trainer.policy.parameters.items() if not torch.equal(p, before[name])]
+    assert moved
+    names = {"sum"} if method == "weighted-sum" else {"saturation", "contrast", "background"}
+    for row in rows(trainer, "train"):
+        assert set(row["weights"]) == names
+        assert set(row["rewards"]) == {"saturation", "contrast", "background"}
+
+
+def test_marble_refreshes_on_schedule_and_uses_the_linear_collector(make: Make) -> None:
+    trainer = make("run", "evaluation.every=100")
+    trainer.fit()
+    log = rows(trainer, "train")
+    assert [row["refreshed"] for row in log] == [True, False, True, False]
+    assert {row["collector"] for row in log} == {"linear", None}
+    worst = [min(row["cosines"].values()) for row in log if row["refreshed"]]
+    assert min(worst) > 0, "the min-norm direction opposes no reward of its own batch"
+
+
+def test_stages_change_rewards_prompts_and_method(make: Make) -> None:
+    stages = (
+        "stages=[{name: first, epochs: 1, rewards: [contrast], mix: {ocr: 1}}, "
+        "{name: second, epochs: 1, method: mean}]"
+    )
+    trainer = make("run", stages, "run.epochs=2", "evaluation.every=100")
+    trainer.fit()
+    first, second = rows(trainer, "train")
+    assert (first["stage"], set(first["weights"])) == ("first", {"contrast"})
+    assert second["weights"] == dict.fromkeys(["saturation", "contrast", "background"], 1 / 3)
+
+
+def test_interrupted_between_stages_continues_bit_for_bit(make: Make) -> None:
+    stages = "stages=[{name: one, epochs: 2, rewards: [contrast]}, {name: all, epochs: 2}]"
+    whole = make("whole", stages)
+    whole.fit()
+    broken = make("broken", stages, rewards=Interrupting(whole.config, 7))
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit()
+    resumed = make("broken", stages, resume=True)
+    resumed.resume()
+    resumed.fit()
+    assert outcome(resumed) == outcome(whole)
+
+
+def first_gradient(trainer: NFTTrainer) -> torch.Tensor:
+    """The gradient of the first optimizer step, caught before it is applied."""
+    caught: list[torch.Tensor] = []
+
+    def catch(optimizer: Any, *_: Any) -> None:
+        caught.append(torch.cat([p.grad.flatten() for p in trainer.policy.parameters.values()]))
+
+    trainer.inner_optimizer.register_step_pre_hook(catch)
+    trainer.train_epoch(0)
+    return caught[0]
+
+
+@pytest.mark.parametrize("center", ["true", "false"])
+@pytest.mark.parametrize("method", ["marble", "mean"])
+def test_micro_batches_give_the_gradient_of_the_whole(make: Make, center: str, method: str) -> None:
+    options = [f"loss.center={center}", f"balance.method={method}", "loss.kl_weight=0.01", "optimizer.max_grad_norm=null"]
+    whole = first_gradient(make("whole", *options))
+    parts = first_gradient(make("parts", *options, "optimizer.micro_batch_size=5"))
+    assert torch.linalg.vector_norm(whole - parts) <= 1e-5 * torch.linalg.vector_norm(whole)
+
+
+def test_gradient_checkpointing_changes_nothing(make: Make) -> None:
+    plain = first_gradient(make("plain", "optimizer.max_grad_norm=null"))
+    recomputed = first_gradient(make("again", "optimizer.max_grad_norm=null", "model.gradient_checkpointing=true"))
+    assert torch.linalg.vector_norm(plain - recomputed) <= 1e-5 * torch.linalg.vector_norm(plain)
+
+
+def test_linear_and_passes_collectors_agree(make: Make) -> None:
+    options = ["optimizer.max_grad_norm=null", "loss.kl_weight=0.01"]
+    linear = first_gradient(make("linear", *options, "balance.collector=linear"))
+    passes = first_gradient(make("passes", *options, "balance.collector=passes"))
+    assert torch.linalg.vector_norm(linear - passes) <= 1e-5 * torch.linalg.vector_norm(passes)
+
+
+def test_several_steps_per_epoch_use_every_group_once(make: Make) -> None:
+    trainer = make("run", "optimizer.steps_per_epoch=3", "run.epochs=1", "evaluation.every=100")
+    trainer.fit()
+    assert [row["step"] for row in rows(trainer, "train")] == [1, 2, 3]
+
+
+def test_old_policy_follows_by_its_schedule(make: Make) -> None:
+    trainer = make("run", "old_policy.decay=0.25", "evaluation.every=100")
+    old = {name: p.detach().clone() for name, p in trainer.policy.old_parameters.items()}
+    trainer.train_epoch(0)
+    for name, before in old.items():
+        expected = 0.25 * before + 0.75 * trainer.policy.parameters[name].detach()
+        torch.testing.assert_close(trainer.policy.old_parameters[name], expected)
+
+
+def test_a_failing_reward_stops_the_run_with_its_name(make: Make) -> None:
+    def broken(images: Any, prompts: Any, **metadata: Any) -> list[float]:
+        raise ValueError("no scorer here")
+
+    trainer = make("run", rewards=RewardSet({"saturation": broken, "contrast": broken, "background": broken}))
+    with pytest.raises(gb.GradBalanceError, match=r"saturation.*no scorer here"):
+        trainer.fit()
