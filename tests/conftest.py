@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Wall-clock deadlines would make results depend on the machine's load. The health check for function-scoped fixtures is off
-# because the one below is the same for every example.
+# Wall-clock deadlines would make results depend on the machine's load. The health check for function-scoped fixtures is
+# off because the one below does the same for every example.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=100, **_COMMON)
 settings.register_profile("nightly", max_examples=2000, **_COMMON)
@@ -23,4 +23,4 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)

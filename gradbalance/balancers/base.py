@@ -32,13 +32,14 @@ class Balancer(Protocol):
         ...
 
 
-@runtime_checkable
 class StatefulBalancer(Protocol):
     """A balancer that remembers: it need not see the rows on every optimizer step.
 
     One optimizer step goes: if ``needs_rows``, form the rows, call the balancer with their Gramian (a refresh) and use
     the weights it returns; otherwise use ``weights`` in one backward pass of ``sum_k c_k loss_k``. Then, in both cases,
     call ``step()`` exactly once. A step that the optimizer skips (an overflow under a GradScaler) is no step.
+
+    To tell a stateful balancer at run time, ask ``hasattr(balancer, "needs_rows")``.
     """
 
     def __call__(self, gram: Tensor, /) -> Tensor:

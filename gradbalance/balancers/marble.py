@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbalance.balancers.mgda import checked_floor
-from gradbalance.balancers.state import check_count, check_gram_count, check_keys, checked_interval, floats, whole
+from gradbalance.balancers.state import check_gram_count, check_keys, checked_interval, floats, saved_count, whole
 from gradbalance.balancers.unit_rows import UnitRows, nearest_direction, no_signal, unit_rows
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.solvers import Solution
-
-_KEYS = ("average", "latest", "norms", "mean_norm", "age", "steps")
 
 
 class MARBLE:
@@ -203,16 +201,19 @@ class MARBLE:
         Raises:
             StateError: A state of another balancer, of another K, or malformed. The own state then stays as it was.
         """
-        check_keys(state, "MARBLE", _KEYS)
-        count = None if state["norms"] is None else len(state["norms"])
-        check_count(count, None if self._norms is None else len(self._norms), "MARBLE")
-        average, latest, norms = (
-            None if count is None or state[key] is None else np.array(floats(state, key, count))
-            for key in ("average", "latest", "norms")
+        check_keys(state, "MARBLE", ["average", "latest", "norms", "mean_norm", "age", "steps"])
+        count = saved_count(
+            state, "MARBLE", ["norms", "latest", "age"], None if self._norms is None else len(self._norms)
         )
-        age, steps = None if state["age"] is None else whole(state, "age"), whole(state, "steps")
+        norms, latest, average, age = None, None, None, None
+        if count is not None:
+            norms, latest = np.array(floats(state, "norms", count)), np.array(floats(state, "latest", count))
+            # Uniform coefficients from the first step on leave no average.
+            average = None if state["average"] is None else np.array(floats(state, "average", count))
+            age = whole(state, "age")
         (mean_norm,) = floats({"mean_norm": [state["mean_norm"]]}, "mean_norm", 1)
-        self._average, self._latest, self._norms, self._mean_norm = average, latest, norms, mean_norm
+        steps = whole(state, "steps")
+        self._norms, self._latest, self._average, self._mean_norm = norms, latest, average, mean_norm
         self._age, self._steps, self.solution = age, steps, None
 
     def __repr__(self) -> str:

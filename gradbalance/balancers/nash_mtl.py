@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradbalance.balancers.state import check_count, check_gram_count, check_keys, checked_interval, floats, whole
+from gradbalance.balancers.state import check_gram_count, check_keys, checked_interval, flag, floats, saved_count, whole
 from gradbalance.balancers.unit_rows import UnitRows, no_signal, unit_rows
 from gradbalance.errors import StateError
 from gradbalance.solvers import Solution, nash
@@ -122,19 +122,14 @@ class NashMTL:
             StateError: A state of another balancer, of another K, or malformed. The own state then stays as it was.
         """
         check_keys(state, "NashMTL", ["weights", "shares", "solved", "age", "failures"])
-        weights = shares = None
-        if state["weights"] is not None:
-            count = len(state["weights"])
-            check_count(count, None if self._weights is None else len(self._weights), "NashMTL")
+        own = None if self._weights is None else len(self._weights)
+        count = saved_count(state, "NashMTL", ["weights", "shares", "age"], own)
+        weights, shares, age = None, None, None
+        if count is not None:
             weights, shares = floats(state, "weights", count), floats(state, "shares", count)
-        age, failures = None if state["age"] is None else whole(state, "age"), whole(state, "failures")
-        self._weights, self._shares, self._solved, self._age, self.failures = (
-            weights,
-            shares,
-            bool(state["solved"]),
-            age,
-            failures,
-        )
+            age = whole(state, "age")
+        solved, failures = flag(state, "solved"), whole(state, "failures")
+        self._weights, self._shares, self._age, self._solved, self.failures = weights, shares, age, solved, failures
         self.solution = None
 
     def __repr__(self) -> str:

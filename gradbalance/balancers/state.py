@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from gradbalance.errors import InvalidArgumentError, StateError
@@ -18,7 +18,7 @@ def checked_interval(interval: int) -> int:
     return interval
 
 
-def check_keys(state: dict[str, Any], balancer: str, expected: Iterable[str]) -> None:
+def check_keys(state: dict[str, Any], balancer: str, expected: Sequence[str]) -> None:
     """Refuse a state of another balancer, or with missing or unknown keys."""
     found = state.get("balancer")
     if found != balancer:
@@ -33,10 +33,24 @@ def check_keys(state: dict[str, Any], balancer: str, expected: Iterable[str]) ->
         )
 
 
-def check_count(found: int | None, own: int | None, balancer: str) -> None:
-    """Refuse a state for another number of objectives."""
-    if found is not None and own is not None and found != own:
-        raise StateError(f"The state of {balancer} should be for K = {own} objectives. Found one for K = {found}.")
+def saved_count(state: dict[str, Any], balancer: str, lists: Sequence[str], own: int | None) -> int | None:
+    """Read K from a state: the length of its first list, or None where all of ``lists`` are None (nothing solved yet).
+
+    Raises:
+        StateError: Some are None and others not, the first is no list, or K is not ``own``.
+    """
+    empty = [state[key] is None for key in lists]
+    if all(empty):
+        return None
+    first = state[lists[0]]
+    if any(empty) or not isinstance(first, list):
+        found = {key: state[key] for key in lists}
+        raise StateError(
+            f"{', '.join(lists)} in the state of {balancer} should be set together, or all be None. Found {found}."
+        )
+    if own is not None and len(first) != own:
+        raise StateError(f"The state of {balancer} should be for K = {own} objectives. Found one for K = {len(first)}.")
+    return len(first)
 
 
 def check_gram_count(found: int, own: int | None, balancer: str) -> None:
@@ -49,10 +63,10 @@ def check_gram_count(found: int, own: int | None, balancer: str) -> None:
 
 
 def floats(state: dict[str, Any], key: str, count: int) -> list[float]:
-    """Read a list of ``count`` finite floats."""
+    """Read a list of ``count`` finite numbers >= 0."""
     values = state[key]
-    if not isinstance(values, list) or len(values) != count or not all(_is_number(value) for value in values):
-        raise StateError(f"`{key}` in the state should be a list of {count} finite numbers. Found {values!r}.")
+    if not isinstance(values, list) or len(values) != count or not all(_is_amount(value) for value in values):
+        raise StateError(f"`{key}` in the state should be a list of {count} finite numbers >= 0. Found {values!r}.")
     return [float(value) for value in values]
 
 
@@ -64,5 +78,13 @@ def whole(state: dict[str, Any], key: str) -> int:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def flag(state: dict[str, Any], key: str) -> bool:
+    """Read true or false."""
+    value = state[key]
+    if not isinstance(value, bool):
+        raise StateError(f"`{key}` in the state should be true or false. Found {value!r}.")
+    return value
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

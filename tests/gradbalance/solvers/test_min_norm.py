@@ -252,7 +252,7 @@ def test_floor_of_one_over_k_is_uniform(floor: float) -> None:
 
 @pytest.mark.parametrize("floor", [-0.1, 0.4, float("nan"), float("inf")])
 def test_impossible_floor_is_refused_with_its_sum(floor: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="floor.*bounds sum to"):
+    with pytest.raises(InvalidArgumentError, match=r"floor.*bounds sum to"):
         min_norm(np.eye(3), floor)
 
 
