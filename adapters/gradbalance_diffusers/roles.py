@@ -87,7 +87,7 @@ class AdapterRoles:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # peft warns about a second adapter on one model; two adapters are what this class is for.
             warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute", category=UserWarning)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # of the CPU only: torch.manual_seed would reseed GPUs as well
             transformer.add_adapter(LoraConfig(**config), TRAINED)
             transformer.add_adapter(LoraConfig(**config), OLD)
         self._layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]

@@ -95,9 +95,7 @@ class FlowDPMSolverMultistepScheduler(DPMSolverMultistepScheduler):
         scheduler._euler = FlowMatchEulerDiscreteScheduler.from_config(euler.config)
         return scheduler
 
-    def set_timesteps(  # type: ignore[override]  # the grid is that of the Euler scheduler, so nothing else can be passed
-        self, num_inference_steps: int, device: str | torch.device | None = None
-    ) -> None:
+    def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Take the grid of ``num_inference_steps`` steps; called by the pipeline."""
         if self._euler is None:
             raise StateError(

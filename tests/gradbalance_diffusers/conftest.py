@@ -146,16 +146,21 @@ def load_policy(load_pipeline: Callable[[], StableDiffusion3Pipeline]) -> Callab
 
 
 @pytest.fixture
-def policy(load_policy: Callable[..., SD3Policy]) -> SD3Policy:
-    """A policy whose roles differ: trained and old adapters are random, and not equal."""
-    policy = load_policy()
-    randomize(policy, seed=7)
-    return policy
+def load_random_policy(load_policy: Callable[..., SD3Policy]) -> Callable[..., SD3Policy]:
+    """As ``load_policy``, with noise in every LoRA tensor of both adapters: the three roles give different outputs."""
+
+    def load(**lora: object) -> SD3Policy:
+        policy = load_policy(**lora)
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for parameter in (*policy.parameters.values(), *policy.old_parameters.values()):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        return policy
+
+    return load
 
 
-def randomize(policy: SD3Policy, seed: int) -> None:
-    """Set every LoRA tensor of both adapters to noise, so that the three roles give different outputs."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in (*policy.parameters.values(), *policy.old_parameters.values()):
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+@pytest.fixture
+def policy(load_random_policy: Callable[..., SD3Policy]) -> SD3Policy:
+    """A policy whose roles differ."""
+    return load_random_policy()
