@@ -1,0 +1,297 @@
+"""The `linear` collector against K passes, away from the easy road."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gradbalance.affine import AffineLoss
+from gradbalance.errors import CollectorError
+from gradbalance.gradients import linear
+from gradbalance.gradients.collect import choose, collect
+from gradbalance.gradients.graph import explore
+from gradbalance.gradients.linear import add_weight_rows, collect_linear
+from gradbalance.gradients.losses import as_objectives
+from gradbalance.gradients.passes import collect_by_passes
+from gradbalance.gradients.record import Recording, record, resumed
+from gradbalance.gradients.rows import Rows
+
+MakeLoss = Callable[..., AffineLoss]
+
+
+def linear_rows(loss: AffineLoss, parameters: list[nn.Parameter]) -> Rows:
+    rows = Rows(parameters, len(loss))
+    collect_linear(loss, rows, explore([loss.terms]))
+    return rows
+
+
+def reference_rows(loss: AffineLoss, parameters: list[nn.Parameter]) -> Rows:
+    rows = Rows(parameters, len(loss))
+    with resumed(explore([loss.terms]).recordings):
+        collect_by_passes(as_objectives(loss), rows)
+    return rows
+
+
+def assert_same(found: Rows, expected: Rows, tolerance: float) -> None:
+    for a, b in zip(found.blocks, expected.blocks, strict=True):
+        assert b.norm() > 0
+        assert ((a - b).norm(dim=1) <= tolerance * b.norm(dim=1)).all()
+
+
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 4), max_size=2),
+    st.sampled_from([7, 1 << 24]),
+)
+def test_contraction_equals_the_sum_in_words(
+    seed: int, batch: int, objectives: int, wide: int, narrow: int, middle: list[int], chunk: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    coefficients, inputs, cotangents = (
+        normal(objectives, batch),
+        normal(batch, *middle, wide),
+        normal(batch, *middle, narrow),
+    )
+    buffer = normal(objectives, narrow * wide + 3)
+    expected = buffer.clone()
+    for k in range(objectives):
+        for i in range(batch):
+            x, d = inputs[i].reshape(-1, wide), cotangents[i].reshape(-1, narrow)
+            expected[k, 1:-2] += coefficients[k, i] * sum(torch.outer(d[t], x[t]) for t in range(len(x))).flatten()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "_CHUNK", chunk)
+        add_weight_rows(buffer[:, 1:-2], coefficients, inputs, cotangents)
+    torch.testing.assert_close(buffer, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_ranks_biases_and_repeated_layers(
+    block: nn.Module, nft_loss: MakeLoss, dtype: torch.dtype, tolerance: float, center: bool, checkpointed: bool
+) -> None:
+    block = block.to(dtype)
+    x = torch.randn(6, 4, 3, 5, dtype=dtype)
+
+    def loss() -> AffineLoss:
+        with record(block):
+            outputs = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
+        return nft_loss(outputs, center=center)
+
+    parameters = list(block.parameters())
+    assert_same(linear_rows(loss(), parameters), reference_rows(loss(), parameters), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_position_per_sample_under_autocast(dtype: torch.dtype) -> None:
+    """Products of single positions are taken in float32 where `passes` rounds to bf16; float64 layers stay float64."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    x, advantages = torch.randn(8, 5, dtype=dtype), torch.randn(8, 6)
+
+    def loss() -> AffineLoss:
+        with torch.autocast("cpu", torch.bfloat16), record(model):
+            outputs = model(x)
+        assert outputs.dtype == (torch.bfloat16 if dtype == torch.float32 else torch.float64)
+        return AffineLoss.linear(outputs.to(dtype).square().sum(1), advantages)
+
+    parameters = list(model.parameters())
+    tolerance = 2**-7 if dtype == torch.float32 else 1e-10
+    assert_same(linear_rows(loss(), parameters), reference_rows(loss(), parameters), tolerance)
+
+
+def test_backward_called_inside_autocast_keeps_float32_rows(block: nn.Module, nft_loss: MakeLoss) -> None:
+    x = torch.randn(6, 4, 3, 5)
+
+    def loss() -> AffineLoss:
+        with record(block):
+            return nft_loss(block(x))
+
+    parameters = list(block.parameters())
+    expected = reference_rows(loss(), parameters)
+    given = loss()
+    with torch.autocast("cpu", torch.bfloat16):
+        objectives, rows = as_objectives(given), Rows(parameters, 4)
+        collect(objectives, rows, explore(objectives.roots), collector="linear", check=True)
+    assert_same(rows, expected, 1e-5)
+
+
+def test_forward_without_grad_in_between(block: nn.Module, nft_loss: MakeLoss) -> None:
+    x = torch.randn(6, 4, 3, 5)
+    parameters = list(block.parameters())
+    expected = reference_rows(nft_loss(block(x)), parameters)
+    with record(block):
+        with torch.no_grad():
+            old = block(x)
+        outputs = block(x)
+        with torch.no_grad():
+            block(x + 1)
+    assert not old.requires_grad
+    assert_same(linear_rows(nft_loss(outputs), parameters), expected, 1e-5)
+
+
+def test_recorded_forward_gives_ordinary_gradients(block: nn.Module) -> None:
+    x = torch.randn(6, 4, 3, 5, requires_grad=True)
+    leaves = [x, *block.parameters()]
+    expected = torch.autograd.grad(block(x).square().sum(), leaves)
+    with record(block):
+        y = block(x)
+    for found, reference in zip(torch.autograd.grad(y.square().sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(found, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_recording_leaves_no_trace(block: nn.Module) -> None:
+    before = [set(layer.__dict__) for layer in block.modules()]
+    with pytest.raises(ValueError, match="mine"), record(block):
+        raise ValueError("mine")
+    outer = Recording(block)
+    outer.install()
+    with record(block):  # nested: the outer one keeps its layers
+        pass
+    assert block.embed(torch.ones(1, 5)).grad_fn.name() == "RecordedLinearBackward"  # type: ignore[operator]
+    outer.remove()
+    assert [set(layer.__dict__) for layer in block.modules()] == before
+
+
+def test_checkpointed_layers_are_recomputed_recorded_and_then_no_more(block: nn.Module, nft_loss: MakeLoss) -> None:
+    """Two steps: the second, unrecorded and checkpointed, must not be recomputed as if it were recorded."""
+    x = torch.randn(6, 4, 3, 5)
+    with record(block):
+        outputs = checkpoint(block, x, use_reentrant=False)
+    assert not any("forward" in layer.__dict__ for layer in block.modules())
+    linear_rows(nft_loss(outputs), list(block.parameters()))
+    assert not any("forward" in layer.__dict__ for layer in block.modules())
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+
+
+def test_frozen_layers_run_untouched_and_partly_frozen_ones_are_right(nft_loss: MakeLoss) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    x = torch.randn(6, 3)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with record(model):
+        assert model[0](x).grad_fn is None
+        loss = nft_loss(model(x))
+    assert_same(linear_rows(loss, parameters), reference_rows(nft_loss(model(x)), parameters), 1e-5)
+
+
+def test_recorded_but_unbalanced_layers_are_left_out(block: nn.Module, nft_loss: MakeLoss) -> None:
+    x = torch.randn(6, 4, 3, 5)
+    with record(block):
+        loss = nft_loss(block(x))
+    trunk = [block.embed.weight, block.twice.bias]
+    assert_same(linear_rows(loss, trunk), reference_rows(nft_loss(block(x)), trunk), 1e-5)
+
+
+def test_batch_that_is_not_first_names_the_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    x = torch.randn(4, 6, 3)
+    with record(model):
+        terms = model(x).sum((0, 2))  # the batch of 6 is second
+    loss = AffineLoss.linear(terms, torch.randn(6, 3))
+    with pytest.raises(CollectorError, match=r"layer '0' .* \[4, 6, 3\] .* batch of 6 samples.*passes"):
+        linear_rows(loss, list(model.parameters()))
+
+
+def test_mixed_samples_are_found_by_the_check() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1))
+    with record(model):
+        terms = model(torch.randn(8, 3)).square().squeeze(1)
+    objectives = as_objectives(AffineLoss.linear(terms, torch.randn(8, 3)))
+    parameters = list(model.parameters())
+    with pytest.raises(CollectorError, match=r"disagree .* '0\.(weight|bias)' is off .*batch normalization"):
+        collect(objectives, Rows(parameters, 3), explore(objectives.roots), collector="auto", check=True)
+
+
+def test_check_passes_under_half_precision_and_marks_the_module(nft_loss: MakeLoss) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    with torch.autocast("cpu", torch.bfloat16), record(model):
+        outputs = model(torch.randn(6, 3))
+    objectives = as_objectives(nft_loss(outputs.float()))
+    graph = explore(objectives.roots)
+    assert graph.unchecked
+    collect(objectives, Rows(list(model.parameters()), 4), graph, collector="linear", check=True)
+    assert not graph.unchecked
+
+
+class TiedAndDirect(nn.Module):
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.direct = nn.Linear(3, 3), nn.Linear(3, 3), direct
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.tanh(self.first(x)))
+        return y @ self.first.weight if self.direct else y
+
+
+def test_tied_layers_add_up_and_direct_uses_fall_to_passes(nft_loss: MakeLoss) -> None:
+    x = torch.randn(6, 3)
+    for direct in (False, True):
+        model = TiedAndDirect(direct)
+        parameters = list(model.parameters())
+        with record(model):
+            loss = nft_loss(model(x))
+        objectives = as_objectives(loss)
+        choice = choose(objectives, parameters, explore(objectives.roots), "auto")
+        if direct:
+            assert choice.collector == "passes"
+            assert "'first.weight'" in choice.reason
+            with pytest.raises(CollectorError, match=r"'first\.weight'"):
+                choose(objectives, parameters, explore(objectives.roots), "linear")
+        else:
+            assert_same(linear_rows(loss, parameters), reference_rows(nft_loss(model(x)), parameters), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.Conv1d(3, 2, 1), nn.Flatten()), "not recorded"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.LayerNorm(3)), r"'2\.weight', '2\.bias'"),
+        (nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), r"parametrizations"),
+    ],
+)
+def test_auto_falls_to_passes_and_says_why(model: nn.Module, reason: str, nft_loss: MakeLoss) -> None:
+    with record(model):
+        objectives = as_objectives(nft_loss(model(torch.randn(6, 3, 1))))
+    choice = choose(objectives, list(model.parameters()), explore(objectives.roots), "auto")
+    assert choice.collector == "passes"
+    assert re.search(reason, choice.reason)
+
+
+def test_auto_takes_the_fewer_passes(block: nn.Module) -> None:
+    with record(block):
+        terms = block(torch.randn(6, 4, 3, 5)).square().T
+    for count, expected in ((2, "passes"), (3, "linear")):
+        objectives = as_objectives(AffineLoss(terms, torch.randn(count, 2, 6)))
+        assert choose(objectives, list(block.parameters()), explore(objectives.roots), "auto").collector == expected
+
+
+def test_extra_use_in_the_extra_loss_is_no_obstacle(block: nn.Module, nft_loss: MakeLoss) -> None:
+    with record(block):
+        objectives = as_objectives(nft_loss(block(torch.randn(6, 4, 3, 5))))
+    penalty = sum(parameter.square().sum() for parameter in block.parameters())
+    assert isinstance(penalty, Tensor)
+    graph = explore(objectives.roots, penalty)
+    assert choose(objectives, list(block.parameters()), graph, "auto").collector == "linear"
+
+
+def test_nothing_reached_is_an_error() -> None:
+    weight, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    objectives = as_objectives({"a": weight.sum()})
+    with pytest.raises(CollectorError, match="none of the 1 balanced parameters"):
+        collect(objectives, Rows([other], 1), explore(objectives.roots), collector="auto", check=False)
