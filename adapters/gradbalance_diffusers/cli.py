@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def _shortcuts(given: argparse.Namespace) -> list[str]:
         "run.threads": given.threads,
         "balance.method": given.balance,
     }
-    folder = [] if given.output is None else [f'run.folder="{given.output}"']
+    folder = [] if given.output is None else [f"run.folder={json.dumps(given.output)}"]
     return folder + [f"{key}={value}" for key, value in keys.items() if value is not None]
 
 
@@ -113,4 +114,4 @@ def _key_help() -> str:
                 lines += [f"  {section}.{name}", f"      {text}", f"      ({describe(hints[name])})"]
         else:
             lines += [f"  {section}", f"      {field_docs(Config)[section]}", f"      ({describe(hint)})"]
-    return "\n".join(lines).replace("%", "%%")
+    return "\n".join(lines)

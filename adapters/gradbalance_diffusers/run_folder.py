@@ -90,7 +90,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Save the whole configuration, defaults included."""
-        _write(self.path / "config.yaml", config.to_yaml().encode())
+        write_whole(self.path / "config.yaml", config.to_yaml().encode())
 
     def read_config(self) -> Config:
         """The configuration that the run was last started with."""
@@ -143,7 +143,7 @@ class RunFolder:
         stem.mkdir(parents=True, exist_ok=True)
         for index, image in images.items():
             to_image(image).save(stem / f"{index:03d}.png")
-        _write(stem.with_suffix(".json"), json.dumps(_finite(record), allow_nan=False).encode())
+        write_whole(stem.with_suffix(".json"), json.dumps(_finite(record), allow_nan=False).encode())
         return stem.with_suffix(".json")
 
     def load_evaluation(self, epoch: int) -> dict[str, Any] | None:
@@ -196,7 +196,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Replace a file as a whole: a reader sees the old content or the new, never a part."""
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("wb") as stream:

@@ -6,21 +6,10 @@ from gradbalance_diffusers.config import Config, load_config
 
 
 def test_options_and_overrides_in_any_order():
-    arguments = parse_arguments(
-        [
-            "optimizer.lr=1e-3",
-            "--preset",
-            "tiny",
-            "loss.center=false",
-            "--seed",
-            "4",
-            "--overwrite",
-            "--output",
-            "a b: c",
-        ]
-    )
+    words = "optimizer.lr=1e-3 --preset tiny loss.center=false --seed 4 --overwrite --output"
+    arguments = parse_arguments([*words.split(), 'a "b": c'])
     config = arguments.config
-    assert (config.optimizer.lr, config.loss.center, config.run.seed, config.run.folder) == (1e-3, False, 4, "a b: c")
+    assert (config.optimizer.lr, config.loss.center, config.run.seed, config.run.folder) == (1e-3, False, 4, 'a "b": c')
     assert (arguments.resume, arguments.overwrite) == (False, True)
 
 
