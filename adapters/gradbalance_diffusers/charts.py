@@ -84,7 +84,7 @@ def line_chart(
     low, high = _range(ys, log=log, zero=zero)
     ticks = log_ticks(low, high) if log else nice_ticks(low, high)
     texts = [number(tick) for tick in ticks]
-    left = 14 + 6.2 * max(map(len, texts), default=1)
+    left = max(42.0, 14 + 6.2 * max(map(len, texts), default=1))  # usually the same, so that panels line up
     room = 10 + 6.4 * max((len(s.label) for s in series), default=0) if right is None else right
     x_axis = _Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, left, width - room)
     y_axis = _Axis(low, high, height - 22, 30, log)

@@ -6,6 +6,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
+from typing import Literal
 
 from .charts import Series, dumbbell, line_chart, number
 from .report_data import Row, RunData, read_run, running_mean, thinned
@@ -111,13 +112,17 @@ def _summary(run: RunData) -> str:
         return ""
     first, last = run.evaluations[0], run.evaluations[-1]
     rows = "".join(_summary_row(run, name, first, last) for name in run.rewards if name in last["rewards"])
+    compared = (
+        f"epoch {first['epoch']} (hollow) and epoch {last['epoch']} (full, moving average of the weights). ± is one "
+        "standard error of the paired change over prompts, and so is the band. Lines run from 0 to 1, "
+        "or around the two values where they lie outside."
+        if last["change"]
+        else f"so far only epoch {last['epoch']}."
+    )
     return (
         "<h2>Before and after</h2>"
-        '<p class="note">Held-out prompts, one picture each with a seed of its own; '
-        f"epoch {first['epoch']} (hollow) and "
-        f"epoch {last['epoch']} (full, moving average of the weights). ± is one standard error of the paired change "
-        "over prompts, and so is the band.</p>"
-        '<div class="scroll"><table><tr><th>Reward</th><th></th><th>Before</th><th>After</th><th>Change ± SE</th>'
+        f'<p class="note">Held-out prompts, one picture each with a seed of its own; {compared}</p>'
+        '<div class="scroll"><table class="summary"><tr><th>Reward</th><th></th><th>Before</th><th>After</th><th>Change ± SE</th>'
         f"<th>Prompts</th></tr>{rows}</table></div>"
     )
 
@@ -186,7 +191,7 @@ def _balance(run: RunData) -> str:
     if any(row.get("norms") for row in run.train):
         charts.append(_lines(run, "norms", "Norm of each reward’s gradient", log=True))
     charts.append(_lines(run, "weights", "Weight on each reward’s raw gradient", style="step", log=True))
-    text = ""
+    text = "This method collected no per-reward gradients."
     if run.refreshes:
         opposed = sum(min(_known(row["cosines"])) < 0 for row in run.refreshes if _known(row["cosines"]))
         text = (
@@ -199,11 +204,21 @@ def _balance(run: RunData) -> str:
     )
 
 
-def _lines(run: RunData, field: str, title: str, *, style: str = "line", log: bool = False, zero: bool = False) -> str:
-    series = [
-        Series(name, thinned([p for p in run.named(field, name) if p[1] is not None]), color(run, name), style)  # type: ignore[arg-type]
-        for name in run.objectives
-    ]
+def _lines(
+    run: RunData,
+    field: str,
+    title: str,
+    *,
+    style: Literal["line", "step"] = "line",
+    log: bool = False,
+    zero: bool = False,
+) -> str:
+    series = []
+    for name in run.objectives:
+        known = [point for point in run.named(field, name) if point[1] is not None]
+        if style == "step" and known:
+            known.append((run.train[-1]["step"], known[-1][1]))  # a value holds until the next one
+        series.append(Series(name, thinned(known), color(run, name), style))
     return line_chart(series, title=title, log=log, zero=zero, marks=run.stage_marks, width=480, height=250)
 
 
@@ -211,7 +226,11 @@ def _cosine_chart(run: RunData) -> str:
     rows = [(row["step"], _known(row["cosines"])) for row in run.refreshes]
     worst = [(step, min(values)) for step, values in rows if values]
     mean = [(step, sum(values) / len(values)) for step, values in rows if values]
-    series = [Series("mean", thinned(mean), "var(--soft)"), Series("worst", thinned(worst), "var(--ink)")]
+    series = [
+        Series("mean", thinned(mean), "var(--soft)"),
+        Series("worst", thinned(worst), "var(--ink)"),
+        Series("", [point for point in worst if point[1] < 0], "var(--warn)", "dots"),
+    ]
     title = "Cosine of the direction with the rewards’ own gradients"
     return line_chart(series, title=title, zero=True, marks=run.stage_marks, width=480, height=250)
 

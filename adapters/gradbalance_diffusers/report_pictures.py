@@ -10,7 +10,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from .charts import number
 from .figures import data_uri
 from .report_data import Row, RunData
 
@@ -93,7 +92,8 @@ def _figure(run: RunData, case: Case, color: Callable[[RunData, str], str]) -> s
         for word, path in zip(("before", "after"), case.pictures, strict=True)
     )
     scores = "".join(
-        f'<span><b style="color:{color(run, name)}">{escape(name)}</b> {_rounded(b)} → {_rounded(a)}</span>'
+        f'<b style="color:{color(run, name)}">{escape(name)}</b>'
+        f'<span>{b:.2f} → <span class="{"down" if round(a, 2) < round(b, 2) else ""}">{a:.2f}</span></span>'
         for name in run.rewards
         if (b := case.before.get(name)) is not None and (a := case.after.get(name)) is not None
     )
@@ -110,10 +110,6 @@ def _picture(path: Path) -> str:
         smaller = image.convert("RGB")
         smaller.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
         return data_uri(smaller)
-
-
-def _rounded(score: float) -> str:
-    return number(round(score, 2))
 
 
 def _spread(record: Row, name: str) -> float:
