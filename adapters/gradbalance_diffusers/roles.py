@@ -167,7 +167,8 @@ class AdapterRoles:
             if name == "reference":
                 layer.enable_adapters(False)
             else:
-                layer.enable_adapters(True)
+                if layer.disable_adapters:
+                    layer.enable_adapters(True)
                 layer.set_adapter(name)
         # peft has just frozen what is not active, and unfrozen what is.
         for parameter in self.parameters.values():

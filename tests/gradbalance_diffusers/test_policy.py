@@ -8,8 +8,10 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, StableDiffusion3Pipeline
 from torch import Tensor
 
+import gradbalance as gb
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance_diffusers.embeddings import PromptEmbeddings
+from gradbalance_diffusers.nft import interpolate_noise, kl_term, nft_terms
 from gradbalance_diffusers.policy import LORA_FILE, SD3Policy
 from gradbalance_diffusers.sampling import sample_latents
 
@@ -325,3 +327,41 @@ class TestPipeline:
     def test_bad_lora_arguments(self, load_policy: Loader, arguments: dict, message: str) -> None:
         with pytest.raises(InvalidArgumentError, match=message):
             load_policy(**arguments)
+
+
+class TestBalancing:
+    """Per-objective gradients of the policy's own loss, with frozen roles at work between forward and backward."""
+
+    def balanced_gradient(self, policy: SD3Policy, collector: str) -> dict[str, Tensor]:
+        optimizer = gb.BalancedOptimizer(
+            torch.optim.SGD(policy.parameters.values(), lr=1.0),
+            gb.MGDA(normalize=True),
+            module=policy.transformer,
+            collector=collector,
+        )
+        g = torch.Generator().manual_seed(3)
+        x0, sigma, embeddings = inputs(4)
+        noise, r = torch.randn(x0.shape, generator=g), torch.rand(4, 3, generator=g)
+        noisy = interpolate_noise(x0, noise, sigma)
+        with torch.no_grad(), policy.role("old"):
+            old = policy.velocity(noisy, sigma, embeddings)
+        prediction = policy.velocity(noisy, sigma, embeddings)
+        with torch.no_grad(), policy.role("reference"):
+            reference = policy.velocity(noisy, sigma, embeddings)
+        plus, minus = nft_terms(x0, noise, sigma, prediction, old, guidance_beta=0.1)
+        mask = torch.rand(4, 3, generator=g) < 0.8
+        loss = gb.AffineLoss.interpolate(plus, minus, r, mask, center=True)
+        with policy.role("old"):
+            optimizer.backward(loss, extra_loss=loss.common + 0.1 * kl_term(prediction, reference).mean())
+            optimizer.balance()
+        return {name: p.grad.clone() for name, p in policy.parameters.items()}
+
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_collectors_agree(self, load_random_policy: Loader, checkpointing: bool) -> None:
+        expected = self.balanced_gradient(load_random_policy(), "passes")
+        for collector in ("passes", "linear"):
+            policy = load_random_policy(gradient_checkpointing=checkpointing)
+            found = self.balanced_gradient(policy, collector)
+            largest = max(float(tensor.abs().max()) for tensor in expected.values())
+            for name, tensor in found.items():
+                torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5 * largest)
