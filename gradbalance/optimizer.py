@@ -146,7 +146,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         if names is not None:
             objectives = objectives.aligned(names)
         if self._scaler is None and (self.needs_rows or objectives.values.device.type == "cpu"):
-            objectives.require_finite()
+            objectives.require_finite(extra_loss)
         # Dropped if add() fails: rows half-way are neither those of before nor those of after.
         cycle, self._cycle = self._cycle or self._new_cycle(objectives), None
         cycle.add(objectives, extra_loss, check=self._check)

@@ -68,7 +68,7 @@ def backward(
     graph = explore(objectives.roots, extra_loss)
     refresh = needs_rows(balancer)
     if refresh or objectives.values.device.type == "cpu":
-        objectives.require_finite()
+        objectives.require_finite(extra_loss)
 
     gram, choice = None, None
     if refresh:

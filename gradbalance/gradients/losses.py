@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -79,18 +80,21 @@ class Objectives:
             self.values[order],
         )
 
-    def require_finite(self) -> None:
-        """Raise where a loss is NaN or Inf. One host transfer of K numbers.
+    def require_finite(self, extra_loss: Tensor | None = None) -> None:
+        """Raise where a loss, or the extra one, is NaN or Inf. One host transfer each.
 
         Raises:
             NonFiniteError: Names the objectives.
         """
-        finite = torch.isfinite(self.values).tolist()
-        if not all(finite):
-            bad = [name for name, good in zip(self.names, finite, strict=True) if not good]
+        found = dict(zip(self.names, self.values.tolist(), strict=True))
+        bad = [name for name, value in found.items() if not math.isfinite(value)]
+        if extra_loss is not None and not math.isfinite(extra_loss.item()):
+            found["extra_loss"] = extra_loss.item()
+            bad.append("extra_loss")
+        if bad:
             raise NonFiniteError(
-                f"losses must be finite, found {dict(zip(self.names, self.values.tolist(), strict=True))}: {bad} are "
-                "not. Nothing was written to .grad and the balancer was not called.",
+                f"losses must be finite, found {found}: {bad} are not. Nothing was written to .grad and the balancer "
+                "was not called.",
                 bad,
             )
 

@@ -138,13 +138,11 @@ def balanced_parameters(params: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]
             )
     trainable = tuple(parameter for parameter in given if parameter.requires_grad)
     if not trainable:
+        found = f"found {len(given)}, all frozen" if given else "found none at all"
         raise InvalidArgumentError(
-            f"params must hold at least one tensor that requires grad, found {len(given)} and all of them frozen; an "
-            "iterator such as module.parameters() can be read only once, and LoRA adapters are trainable only while "
-            "they are active."
-            if given
-            else "params must hold at least one tensor that requires grad, found none at all; an iterator such as "
-            "module.parameters() can be read only once."
+            f"params must hold at least one tensor that requires grad, {found}; an iterator such as "
+            f"module.parameters() "
+            "can be read only once, and LoRA adapters are trainable only while they are active."
         )
     if not all(parameter.is_leaf for parameter in trainable):
         raise InvalidArgumentError("params must be leaf tensors (parameters), found the result of an operation.")

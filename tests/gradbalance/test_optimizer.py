@@ -1,0 +1,445 @@
+"""BalancedOptimizer as a torch optimizer, and its cycle."""
+
+import copy
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gradbalance import (
+    MARBLE,
+    MGDA,
+    AffineLoss,
+    BalancedOptimizer,
+    CollectorError,
+    InvalidArgumentError,
+    Mean,
+    NashMTL,
+    NonFiniteError,
+    StateError,
+    backward,
+)
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def losses_of(model: nn.Module, x: Tensor, names: str = "abc") -> dict[str, Tensor]:
+    y = model(x)
+    return {name: (y[:, "abc".index(name)] * (1 + "abc".index(name))).square().mean() for name in names}
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return make_model()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(8, 4)
+
+
+def sgd(model: nn.Module, balancer: Any = None, **options: Any) -> BalancedOptimizer:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return BalancedOptimizer(inner, Mean() if balancer is None else balancer, **options)
+
+
+def flat_grad(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# --- being a torch optimizer
+
+
+def test_shares_groups_state_and_defaults(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    optimizer.backward(losses_of(model, x))
+    optimizer.step()
+    inner = optimizer.optimizer
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    assert len(optimizer.state) == 4
+    assert optimizer.defaults is inner.defaults
+    inner.load_state_dict(inner.state_dict())  # replaces the inner lists
+    assert optimizer.param_groups is inner.param_groups
+    assert "SGD" in repr(optimizer)
+    assert "Mean()" in repr(optimizer)
+
+
+def test_learning_rate_schedulers(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, MARBLE(interval=2))
+    scheduler = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4),
+        ],
+        [2],
+    )
+    rates = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        optimizer.backward(losses_of(model, x))
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.optimizer.param_groups[0]["lr"])
+    assert rates[0] < rates[1] == pytest.approx(0.1)
+    assert rates[-1] < 0.1
+
+
+def test_accelerate_prepare(model: nn.Sequential, x: Tensor) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = sgd(model, MARBLE())
+    prepared_model, prepared = accelerator.prepare(model, optimizer)
+    before = flat(model)
+    optimizer.backward(losses_of(prepared_model, x))
+    prepared.step()
+    prepared.zero_grad()
+    assert not torch.equal(before, flat(model))
+    assert prepared.state_dict()["balancer"]["class"] == "MARBLE"
+
+
+def test_step_hooks_and_closure(model: nn.Sequential, x: Tensor) -> None:
+    optimizer, seen = sgd(model), []
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        losses = losses_of(model, x)
+        optimizer.backward(losses)
+        return losses["a"].item()
+
+    assert optimizer.step(closure) > 0
+    assert seen == ["post"]
+
+
+def test_add_param_group(model: nn.Sequential) -> None:
+    optimizer = sgd(model)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "balanced": False})
+    assert len(optimizer.optimizer.param_groups) == 2
+    assert optimizer.param_groups[1]["balanced"] is False
+
+
+# --- the cycle
+
+
+@pytest.mark.parametrize("balancer", [Mean(), MGDA(), MARBLE(interval=2)])
+def test_equals_backward_and_the_inner_step(x: Tensor, balancer: Any) -> None:
+    ours, theirs = make_model(), make_model()
+    optimizer, plain = sgd(ours, copy.deepcopy(balancer)), torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        optimizer.zero_grad()
+        optimizer.backward(losses_of(ours, x))
+        optimizer.step()
+        plain.zero_grad()
+        info = backward(losses_of(theirs, x), theirs.parameters(), balancer)
+        plain.step()
+        assert torch.equal(flat(ours), flat(theirs))
+        assert optimizer.info is not None
+        assert torch.equal(optimizer.info.weights, info.weights)
+        assert optimizer.info.losses == info.losses
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_micro_batches_equal_one_batch(x: Tensor, affine: bool, recorded: bool, parts: int) -> None:
+    """Unequal parts, masks and unequal counts, two refreshes and the cached steps between."""
+    mask = torch.rand(8, 4) < 0.6
+    mask[0] = True
+    advantages = torch.randn(8, 4).masked_fill(~mask, torch.nan)
+
+    def losses(model: nn.Module, rows: Tensor) -> Any:
+        y = model(x[rows])
+        if affine:
+            return AffineLoss.linear(y.square().sum(1), advantages[rows], mask[rows], counts=mask.sum(0))
+        return {name: y[:, k].square().sum() / len(x) for k, name in enumerate("abc")}
+
+    found = []
+    for count in (1, parts):
+        model = make_model()
+        optimizer = sgd(model, MARBLE(interval=2), module=model if recorded else None)
+        for _ in range(4):
+            optimizer.zero_grad()
+            for rows in torch.arange(8).tensor_split(count):
+                optimizer.backward(losses(model, rows))
+            info = optimizer.balance()
+            assert info.collector in (None, "linear" if affine and recorded else "passes")
+            optimizer.step()
+        found.append((flat(model), info.weights, info.loss_values))
+    for one, many in zip(*found, strict=True):
+        torch.testing.assert_close(many, one, rtol=1e-5, atol=1e-6)
+
+
+def test_gramian_of_the_sum_not_the_sum_of_gramians(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x[:4]))
+    optimizer.backward(losses_of(model, x[4:]))
+    gram = optimizer.balance().gram
+    whole = [losses_of(model, x[:4])[name] + losses_of(model, x[4:])[name] for name in "abc"]
+    rows = [torch.autograd.grad(loss, list(model.parameters())) for loss in whole]
+    matrix = torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows]).double()
+    torch.testing.assert_close(gram, matrix @ matrix.T, rtol=1e-5, atol=1e-8)
+
+
+def test_balance_is_idempotent_and_allows_clipping(model: nn.Sequential, x: Tensor) -> None:
+    optimizer, balancer = sgd(model, MARBLE()), None
+    balancer = optimizer.balancer
+    optimizer.backward(losses_of(model, x))
+    info = optimizer.balance()
+    state = json.dumps(balancer.state_dict())
+    written = flat_grad(model)
+    assert optimizer.balance() is info
+    assert torch.equal(flat_grad(model), written)
+    assert json.dumps(balancer.state_dict()) == state
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    before = flat(model)
+    optimizer.step()
+    assert (flat(model) - before).norm() <= 0.1 * 1.001e-3
+    assert optimizer.info is info
+
+
+def test_calls_out_of_order(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    with pytest.raises(StateError, match=r"optimizer\.backward\(losses\) first"):
+        optimizer.step()
+    with pytest.raises(StateError, match=r"optimizer\.backward"):
+        optimizer.balance()
+    optimizer.backward(losses_of(model, x))
+    optimizer.balance()
+    with pytest.raises(StateError, match="after balance"):
+        optimizer.backward(losses_of(model, x))
+    optimizer.step()
+    with pytest.raises(StateError, match="first"):
+        optimizer.step()
+    optimizer.backward(losses_of(model, x))
+    optimizer.zero_grad()
+    with pytest.raises(StateError, match="first"):
+        optimizer.step()
+
+
+def test_zero_grad_drops_an_open_cycle(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x + 1))
+    optimizer.zero_grad()
+    optimizer.backward(losses_of(model, x))
+    optimizer.balance()
+    found = flat_grad(model)
+    model.zero_grad()
+    backward(losses_of(model, x), model.parameters(), Mean())
+    assert torch.equal(found, flat_grad(model))
+
+
+def test_plain_groups_and_foreign_leaves_get_the_plain_sum(x: Tensor) -> None:
+    model, foreign = make_model(), nn.Parameter(torch.ones(()))
+    optimizer = BalancedOptimizer(
+        torch.optim.SGD(
+            [{"params": model[0].parameters()}, {"params": model[2].parameters(), "balanced": False}], lr=0.1
+        ),
+        MARBLE(interval=2),
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        foreign.grad = None
+        for part in x.chunk(2):
+            optimizer.backward({n: foreign * loss for n, loss in losses_of(model, part).items()})
+        weights = optimizer.balance().weights
+        losses = [sum(foreign * losses_of(model, part)[n] for part in x.chunk(2)) for n in "abc"]
+        total, weighted = sum(losses), sum(w.float() * loss for w, loss in zip(weights, losses, strict=True))
+        for loss, leaves in ((total, [*model[2].parameters(), foreign]), (weighted, list(model[0].parameters()))):
+            for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves, retain_graph=True), strict=True):
+                torch.testing.assert_close(leaf.grad, gradient, rtol=1e-5, atol=1e-7)
+        optimizer.step()
+
+
+def test_names_are_aligned_and_fixed(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, MGDA())
+    optimizer.backward(losses_of(model, x, "abc"))
+    optimizer.backward(losses_of(model, x, "cab"))
+    info = optimizer.balance()
+    assert info.names == ("a", "b", "c")
+    assert info.losses["c"] == pytest.approx(2 * losses_of(model, x)["c"].item())
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(InvalidArgumentError, match=r"\['a', 'b', 'c'\], found \['a', 'b'\]"):
+        optimizer.backward(losses_of(model, x, "ab"))
+    terms = model(x).square().sum(1)
+    optimizer.backward(AffineLoss.linear(terms, torch.randn(8, 3), names=["b", "c", "a"]))
+    assert optimizer.balance().names == ("a", "b", "c")
+
+
+def test_change_of_objectives_within_a_cycle(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x, "ab"))
+    with pytest.raises(InvalidArgumentError, match=r"\['a', 'b'\], found \['a', 'c'\]"):
+        optimizer.backward(losses_of(model, x, "ac"))
+    optimizer.backward(losses_of(model, x, "ba"))  # the cycle is still good
+    assert optimizer.balance().names == ("a", "b")
+
+
+def test_a_bad_micro_batch_leaves_no_trace(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, MARBLE())
+    optimizer.backward(losses_of(model, x))
+    with pytest.raises(NonFiniteError, match=r"\['b'\]"):
+        optimizer.backward({n: loss * (float("nan") if n == "b" else 1) for n, loss in losses_of(model, x).items()})
+    assert optimizer.balance().losses == pytest.approx({n: v.item() for n, v in losses_of(model, x).items()})
+
+
+def test_a_collection_that_fails_half_way_drops_the_cycle(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x))
+    losses = losses_of(model, x)
+    losses["c"].backward()  # frees the shared graph
+    with pytest.raises(CollectorError, match="extra_loss"):
+        optimizer.backward(losses)
+    with pytest.raises(StateError):
+        optimizer.step()
+
+
+# --- recording
+
+
+def test_module_is_recorded_when_rows_are_due_and_only_then(x: Tensor) -> None:
+    model = make_model()
+    optimizer = sgd(model, MARBLE(interval=2), module=model)
+    for step in range(4):
+        optimizer.zero_grad()
+        for _ in range(2):
+            with torch.no_grad():
+                model(x)
+            y = checkpoint(model, x, use_reentrant=False) if step % 3 == 0 else model(x)
+            assert ("forward" in model[0].__dict__) == (step % 2 == 0)
+            optimizer.backward(AffineLoss.linear(y.square().sum(1), torch.randn(8, 4)), extra_loss=y.mean())
+        info = optimizer.balance()
+        assert info.collector == (None if step % 2 else "linear")
+        assert "forward" not in model[0].__dict__
+        optimizer.step()
+
+
+def test_linear_and_passes_train_alike(x: Tensor) -> None:
+    found = []
+    for collector in ("linear", "passes"):
+        model = make_model().double()
+        optimizer = sgd(model, MARBLE(interval=2), module=model, collector=collector)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(6):
+            optimizer.zero_grad()
+            advantages = torch.randn(8, 4, generator=generator)
+            optimizer.backward(AffineLoss.linear(model(x.double()).square().sum(1), advantages))
+            optimizer.step()
+        found.append(flat(model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
+def test_dropped_optimizer_neither_lives_nor_records(x: Tensor) -> None:
+    model = make_model()
+    optimizer = sgd(model, MARBLE(), module=model)
+    model(x)
+    assert "forward" in model[0].__dict__
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    assert "forward" not in model[0].__dict__
+    assert not model._forward_pre_hooks
+
+
+def test_first_refresh_is_checked_unless_told_otherwise() -> None:
+    def cycle(check: bool) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1))
+        optimizer = sgd(model, MARBLE(), module=model, check_first_refresh=check)
+        optimizer.backward(AffineLoss.linear(model(torch.randn(8, 3)).square().squeeze(1), torch.randn(8, 4)))
+
+    with pytest.raises(CollectorError, match="disagree"):
+        cycle(True)
+    cycle(False)
+
+
+# --- state
+
+
+def train(model: nn.Module, optimizer: BalancedOptimizer, steps: range) -> list[Tensor]:
+    weights = []
+    for step in steps:
+        optimizer.zero_grad()
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.backward(losses_of(model, x))
+        optimizer.step()
+        assert optimizer.info is not None
+        weights.append(optimizer.info.weights)
+    return weights
+
+
+@pytest.mark.parametrize("balancer", [Mean, MGDA, lambda: NashMTL(interval=3), lambda: MARBLE(interval=4)])
+@pytest.mark.parametrize("pause", [1, 4, 6])
+def test_resumes_bit_for_bit(balancer: Callable[[], Any], pause: int, tmp_path: Any) -> None:
+    model = make_model()
+    optimizer = BalancedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), balancer())
+    train(model, optimizer, range(pause))
+    state = optimizer.state_dict()
+    json.dumps(state["balancer"])
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "state.pt")
+    expected = train(model, optimizer, range(pause, 10))
+
+    other = make_model()
+    resumed = BalancedOptimizer(torch.optim.AdamW(other.parameters(), lr=1.0), balancer())
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    found = train(other, resumed, range(pause, 10))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(flat(other), flat(model))
+
+
+def test_loaded_names_align_later_losses(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x, "cab"))
+    optimizer.step()
+    other = sgd(model)
+    other.load_state_dict(optimizer.state_dict())
+    other.backward(losses_of(model, x, "abc"))
+    assert other.balance().names == ("c", "a", "b")
+
+
+def test_states_that_do_not_fit_change_nothing(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, MARBLE(interval=3))
+    train(model, optimizer, range(2))
+    before = json.dumps(optimizer.state_dict()["balancer"])
+    with pytest.raises(StateError, match=r"optimizer\.optimizer\.load_state_dict"):
+        optimizer.load_state_dict(optimizer.optimizer.state_dict())
+    with pytest.raises(StateError, match="balancer Mean, but the balancer is MARBLE"):
+        optimizer.load_state_dict(sgd(model).state_dict())
+    small = sgd(nn.Linear(1, 1), MARBLE(interval=3))
+    with pytest.raises(ValueError, match="doesn't match"):
+        optimizer.load_state_dict(small.state_dict())
+    assert json.dumps(optimizer.state_dict()["balancer"]) == before
+
+
+def test_a_plain_callable_has_no_state(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, lambda gram: gram.diagonal().rsqrt())
+    train(model, optimizer, range(2))
+    other = sgd(model, lambda gram: gram.diagonal().rsqrt())
+    other.load_state_dict(optimizer.state_dict())
+
+
+def test_wrong_wrapped_objects(model: nn.Sequential) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"plain torch\.optim\.Optimizer, found list"):
+        BalancedOptimizer([], Mean())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="found BalancedOptimizer"):
+        BalancedOptimizer(sgd(model), Mean())
+    with pytest.raises(InvalidArgumentError, match="callable"):
+        sgd(model, "marble")
