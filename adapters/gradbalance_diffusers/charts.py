@@ -230,20 +230,18 @@ def _dots(series: Series, x_axis: _Axis, y_axis: _Axis) -> str:
 
 def _end_labels(series: Sequence[Series], y_axis: _Axis, x: float, height: int) -> list[str]:
     """Labels at the last value of each series, pushed apart until none covers another."""
-    places = []
-    for s in series:
-        values = [y for _, y in s.points if y is not None]
-        if s.label and values:
-            places.append([y_axis(values[-1]), s])
-    places.sort(key=lambda place: place[0])
-    for i in range(1, len(places)):
-        places[i][0] = max(places[i][0], places[i - 1][0] + 13)
-    floor = height - 20
-    for place in reversed(places):
-        place[0] = min(place[0], floor)
-        floor = place[0] - 13
+    labelled = [(s, [y for _, y in s.points if y is not None]) for s in series if s.label]
+    shown = sorted(((y_axis(ys[-1]), s) for s, ys in labelled if ys), key=lambda place: place[0])
+    heights = [y for y, _ in shown]
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + 13)
+    floor = height - 20.0
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], floor)
+        floor = heights[i] - 13
     return [
-        f'<text class="label" x="{x:.1f}" y="{y + 4:.1f}" fill="{s.color}">{escape(s.label)}</text>' for y, s in places
+        f'<text class="label" x="{x:.1f}" y="{y + 4:.1f}" fill="{s.color}">{escape(s.label)}</text>'
+        for y, (_, s) in zip(heights, shown, strict=True)
     ]
 
 

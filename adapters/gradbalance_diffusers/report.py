@@ -6,15 +6,15 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Literal
 
-from .charts import Series, dumbbell, line_chart, number
+from .charts import Series, dumbbell, line_chart
+from .report_balance import balance_section
+from .report_colors import color, label
 from .report_data import Row, RunData, read_run, running_mean, thinned
 from .report_pictures import picture_sections
 from .run_folder import write_whole
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_COLORS = 8
 
 
 def write_report(run_folder_path: str | Path) -> Path:
@@ -46,9 +46,9 @@ def write_report(run_folder_path: str | Path) -> Path:
             section
             for section in (
                 _summary(run),
-                picture_sections(run, color),
+                picture_sections(run),
                 _curves(run),
-                _balance(run),
+                balance_section(run),
                 _optimization(run),
                 _skipped(run),
                 _configuration(run),
@@ -73,11 +73,6 @@ def headline(run: RunData) -> str:
     if up == len(known):
         return "Both rewards rose" if up == 2 else f"All {_word(up)} rewards rose"
     return f"{_word(up).capitalize() if up else 'None'} of {_word(len(known))} rewards rose"
-
-
-def color(run: RunData, name: str) -> str:
-    """The colour of a reward, the same all over the page; ink for what is not a reward."""
-    return f"var(--c{run.rewards.index(name) % _COLORS})" if name in run.rewards else "var(--ink)"
 
 
 def _lead(run: RunData) -> str:
@@ -122,23 +117,23 @@ def _summary(run: RunData) -> str:
     return (
         "<h2>Before and after</h2>"
         f'<p class="note">Held-out prompts, one picture each with a seed of its own; {compared}</p>'
-        '<div class="scroll"><table class="summary"><tr><th>Reward</th><th></th><th>Before</th><th>After</th><th>Change ± SE</th>'
-        f"<th>Prompts</th></tr>{rows}</table></div>"
+        '<div class="scroll"><table class="summary"><tr><th>Reward</th><th></th><th>Before</th><th>After</th>'
+        f"<th>Change ± SE</th><th>Prompts</th></tr>{rows}</table></div>"
     )
 
 
 def _summary_row(run: RunData, name: str, first: Row, last: Row) -> str:
     before, after = first["rewards"][name]["mean"], last["rewards"][name]["mean"]
     change = (last["change"] or {}).get(name) or {"mean": None, "se": None, "n": last["rewards"][name]["n"]}
-    label = _label(run, name)
+    name_cell = label(run, name)
     if before is None or after is None:
-        return f'<tr><td>{label}</td><td colspan="5">applied to no held-out prompt</td></tr>'
+        return f'<tr><td>{name_cell}</td><td colspan="5">applied to no held-out prompt</td></tr>'
     within = all(0 <= v <= 1 for v in (before, after))
     span = abs(after - before) or abs(before) or 1.0
     low, high = (0.0, 1.0) if within else (min(before, after) - span, max(before, after) + span)
     bar = dumbbell(before, after, change["se"], color(run, name), low, high)
     return (
-        f'<tr><td>{label}</td><td class="wide">{bar}</td><td>{before:.3f}</td><td>{after:.3f}</td>'
+        f'<tr><td>{name_cell}</td><td class="wide">{bar}</td><td>{before:.3f}</td><td>{after:.3f}</td>'
         f"<td>{_change(change)}</td><td>{change['n']}</td></tr>"
     )
 
@@ -180,86 +175,6 @@ def _curves(run: RunData) -> str:
     )
 
 
-def _balance(run: RunData) -> str:
-    if not run.train:
-        return ""
-    charts = []
-    if any(row.get("coefficients") for row in run.train):
-        charts.append(_lines(run, "coefficients", "Coefficients of the balanced direction", style="step", zero=True))
-    if run.refreshes:
-        charts.append(_cosine_chart(run))
-    if any(row.get("norms") for row in run.train):
-        charts.append(_lines(run, "norms", "Norm of each reward’s gradient", log=True))
-    charts.append(_lines(run, "weights", "Weight on each reward’s raw gradient", style="step", log=True))
-    text = "This method collected no per-reward gradients."
-    if run.refreshes:
-        opposed = sum(min(_known(row["cosines"])) < 0 for row in run.refreshes if _known(row["cosines"]))
-        text = (
-            f"On {len(run.refreshes)} of {len(run.train)} optimizer steps every reward’s own gradient was collected. "
-            f"The direction taken opposed at least one of them on {opposed} of these steps."
-        )
-    return (
-        f'<h2>How the gradients were balanced</h2><p class="note">{text}</p>'
-        f'<div class="panels broad">{"".join(charts)}</div>{_conflicts(run)}'
-    )
-
-
-def _lines(
-    run: RunData,
-    field: str,
-    title: str,
-    *,
-    style: Literal["line", "step"] = "line",
-    log: bool = False,
-    zero: bool = False,
-) -> str:
-    series = []
-    for name in run.objectives:
-        known = [point for point in run.named(field, name) if point[1] is not None]
-        if style == "step" and known:
-            known.append((run.train[-1]["step"], known[-1][1]))  # a value holds until the next one
-        series.append(Series(name, thinned(known), color(run, name), style))
-    return line_chart(series, title=title, log=log, zero=zero, marks=run.stage_marks, width=480, height=250)
-
-
-def _cosine_chart(run: RunData) -> str:
-    rows = [(row["step"], _known(row["cosines"])) for row in run.refreshes]
-    worst = [(step, min(values)) for step, values in rows if values]
-    mean = [(step, sum(values) / len(values)) for step, values in rows if values]
-    series = [
-        Series("mean", thinned(mean), "var(--soft)"),
-        Series("worst", thinned(worst), "var(--ink)"),
-        Series("", [point for point in worst if point[1] < 0], "var(--warn)", "dots"),
-    ]
-    title = "Cosine of the direction with the rewards’ own gradients"
-    return line_chart(series, title=title, zero=True, marks=run.stage_marks, width=480, height=250)
-
-
-def _conflicts(run: RunData) -> str:
-    names = run.objectives
-    pairs = {(a, b): run.mean_conflict(a, b) for a in names for b in names if a != b}
-    if all(value is None for value in pairs.values()):
-        return ""
-    head = "".join(f'<th style="color:{color(run, name)}">{escape(name)}</th>' for name in names[:-1])
-    body = ""
-    for i, a in enumerate(names[1:], start=1):
-        body += f'<tr><th style="color:{color(run, a)}">{escape(a)}</th>'
-        body += "".join(_heat_cell(pairs[a, b]) for b in names[:i]) + "</tr>"
-    return (
-        "<h3>Which rewards pull together, which apart</h3>"
-        '<p class="note">Mean cosine between two rewards’ gradients over the steps that collected them. Batch noise '
-        "draws these numbers towards zero.</p>"
-        f'<div class="scroll"><table class="heat"><tr><th></th>{head}</tr>{body}</table></div>'
-    )
-
-
-def _heat_cell(value: float | None) -> str:
-    if value is None:
-        return "<td>–</td>"
-    base, share = "var(--agree)" if value >= 0 else "var(--pull)", round(min(1.0, abs(value)) * 75)
-    return f'<td style="background:color-mix(in srgb, {base} {share}%, var(--card))">{number(round(value, 2))}</td>'
-
-
 def _optimization(run: RunData) -> str:
     fields = {
         "lr": "Learning rate",
@@ -295,7 +210,7 @@ def _skipped(run: RunData) -> str:
             run.count("degenerate_groups", name),
             inactive,
         )
-        rows += f"<tr><td>{_label(run, name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        rows += f"<tr><td>{label(run, name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return (
         "<h2>What was left out</h2>"
         '<p class="note">A reward has no value where it does not apply. A prompt group whose pictures all score the '
@@ -310,15 +225,6 @@ def _configuration(run: RunData) -> str:
         "<h2>Configuration</h2><details><summary>config.yaml, defaults included</summary>"
         f"<pre>{escape(run.config.to_yaml())}</pre></details>"
     )
-
-
-def _label(run: RunData, name: str) -> str:
-    dot = f'<span class="dot" style="background:{color(run, name)}"></span>'
-    return f'{dot}<span class="name">{escape(name)}</span>'
-
-
-def _known(values: dict[str, float | None]) -> list[float]:
-    return [value for value in values.values() if value is not None]
 
 
 def _word(count: int) -> str:

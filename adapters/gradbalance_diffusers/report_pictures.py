@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from .figures import data_uri
+from .report_colors import color
 from .report_data import Row, RunData
 
 BEST, WORST = 8, 4
@@ -58,7 +58,7 @@ def cases(run: RunData) -> list[Case]:
     return sorted(found, key=lambda case: -case.gain)
 
 
-def picture_sections(run: RunData, color: Callable[[RunData, str], str]) -> str:
+def picture_sections(run: RunData) -> str:
     """The section with the best and the worst cases, and a fold with all others."""
     found = cases(run)
     if not found:
@@ -73,20 +73,20 @@ def picture_sections(run: RunData, color: Callable[[RunData, str], str]) -> str:
         "mean, over the rewards that apply, of the change divided by the standard deviation of the untrained policy’s "
         "scores. Both pictures start from the same noise."
     )
-    html = f'<h2>Same prompt, same noise</h2><p class="note">{text}</p><h3>Largest gain</h3>{_grid(run, best, color)}'
+    html = f'<h2>Same prompt, same noise</h2><p class="note">{text}</p><h3>Largest gain</h3>{_grid(run, best)}'
     if worst:
-        html += f"<h3>Smallest gain, or a loss</h3>{_grid(run, worst, color)}"
+        html += f"<h3>Smallest gain, or a loss</h3>{_grid(run, worst)}"
     if rest:
-        html += f"<details><summary>The other {len(rest)} pictures</summary>{_grid(run, rest, color)}</details>"
+        html += f"<details><summary>The other {len(rest)} pictures</summary>{_grid(run, rest)}</details>"
     return html
 
 
-def _grid(run: RunData, shown: list[Case], color: Callable[[RunData, str], str]) -> str:
+def _grid(run: RunData, shown: list[Case]) -> str:
     crisp = " crisp" if run.config.model.width <= _CRISP else ""
-    return f'<div class="cases{crisp}">{"".join(_figure(run, case, color) for case in shown)}</div>'
+    return f'<div class="cases{crisp}">{"".join(_figure(run, case) for case in shown)}</div>'
 
 
-def _figure(run: RunData, case: Case, color: Callable[[RunData, str], str]) -> str:
+def _figure(run: RunData, case: Case) -> str:
     pair = "".join(
         f'<div><img src="{_picture(path)}" alt="{escape(f"{word}: {case.prompt}")}"><span>{word}</span></div>'
         for word, path in zip(("before", "after"), case.pictures, strict=True)
