@@ -21,8 +21,8 @@ class Saturation:
 
     $$R = \frac{1}{|D|} \sum_{p \in D} \frac{\max_c p_c - \min_c p_c}{\max_c p_c}$$
 
-    over the set D of drawn pixels (see `segment`) and the channels c; a black pixel contributes 0. Only drawn pixels count, so
-    that more coloured area is not paid for. A picture on which nothing is drawn gets 0.
+    over the set D of drawn pixels (see `segment`) and the channels c; a black pixel contributes 0. Only drawn pixels
+    count, so that more coloured area is not paid for. A picture on which nothing is drawn gets 0.
 
     Example:
         >>> import torch
@@ -44,7 +44,8 @@ class Contrast:
 
     $$R = \frac{1}{|D|} \sum_{p \in D} \min(1, \|p - b\|_2 / c)$$
 
-    with D and the background color b as in `segment` and c = `FULL_CONTRAST`. A picture on which nothing is drawn gets 0.
+    with D and the background color b as in `segment` and c = `FULL_CONTRAST`. A picture on which nothing is drawn
+    gets 0.
 
     Example:
         >>> import torch

@@ -12,7 +12,7 @@ QUALITY = 95
 
 
 class JPEGCompressibility:
-    """Reward for pictures that compress well: minus the size of the JPEG file at quality 95, in kilobytes of 1000 bytes.
+    """Reward for pictures that compress well: minus the kilobytes (1000 bytes) of the JPEG file at quality 95.
 
     Example:
         >>> import torch

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -22,17 +21,17 @@ _LINE_HEIGHT = 48  # input height of the recognizer
 class OCR:
     r"""Reward for legible text, in [0, 1]: one minus the relative edit distance.
 
-    The target t is the text between the first two double quotes of the prompt. With the recognized text r, both lower-cased
-    and without spaces,
+    The target t is the text between the first two double quotes of the prompt. With the recognized text r, both
+    lower-cased and without spaces,
 
     $$R = 1 - d / |t|, \quad d = 0 \text{ if } t \subseteq r, \text{ else } \min(\mathrm{lev}(t, r), |t|)$$
 
-    where lev is the Levenshtein distance. This is the OCR reward of Flow-GRPO (Liu et al. 2025) with RapidOCR as the engine.
-    A picture of at most `SMALL` pixels is scaled (bicubic) to the recognizer's input height and read as a single line of
-    text; a larger one goes through text detection first, and its lines are joined.
+    where lev is the Levenshtein distance. This is the OCR reward of Flow-GRPO (Liu et al. 2025) with RapidOCR as the
+    engine. A picture of at most `SMALL` pixels is scaled (bicubic) to the recognizer's input height and read as a
+    single line of text; a larger one goes through text detection first, and its lines are joined.
 
-    A row whose prompt quotes nothing, or whose metadata `source` is given and is not `ocr`, gets None. A picture without
-    readable text gets 0. A failing engine raises.
+    A row whose prompt quotes nothing, or whose metadata `source` is given and is not `ocr`, gets None. A picture
+    without readable text gets 0. A failing engine raises.
 
     Args:
         threads: Threads of each onnxruntime session.
@@ -41,6 +40,7 @@ class OCR:
         MissingDependencyError: rapidocr or onnxruntime is not installed.
 
     Example:
+        >>> import torch
         >>> from PIL import Image, ImageDraw, ImageFont
         >>> picture = Image.new("RGB", (32, 32), "white")
         >>> ImageDraw.Draw(picture).text((3, 8), "427", fill="red", font=ImageFont.load_default(size=16))
@@ -95,7 +95,8 @@ class OCR:
 
     def _engine(self, small: bool) -> Any:
         if small not in self._engines:
-            # Without the narrow rec_img_shape the recognizer would pad every small picture to 320 pixels, at 6 times the cost.
+            # Without the narrow rec_img_shape the recognizer would pad every small picture to 320 pixels, at 6 times
+            # the cost.
             narrow = {"Rec.rec_img_shape": [3, _LINE_HEIGHT, _LINE_HEIGHT], "Rec.rec_batch_num": BATCH} if small else {}
             self._engines[small] = _rapidocr().RapidOCR(
                 params={

@@ -34,7 +34,8 @@ class Drawn:
     Attributes:
         background: Color of the background, (3,).
         distance: RGB distance of every pixel to the background, (H, W).
-        mask: Pixels that belong to objects: at least half as far from the background as the strongest part of their object.
+        mask: Pixels that belong to objects: at least half as far from the background as the strongest part of their
+            object.
         labels: Number of the object of every pixel of the mask, from 1; 0 elsewhere.
         count: Number of objects.
     """
@@ -49,8 +50,8 @@ class Drawn:
 def segment(picture: Floats) -> Drawn:
     """Finds the objects on a picture (H, W, 3) with values in [0, 1].
 
-    Connected regions beyond `MIN_CONTRAST` are cut at half of their own peak contrast (90th percentile), which puts the outline
-    of a blurred edge where the sharp edge was. Regions smaller than `MIN_AREA` are dropped.
+    Connected regions beyond `MIN_CONTRAST` are cut at half of their own peak contrast (90th percentile), which puts
+    the outline of a blurred edge where the sharp edge was. Regions smaller than `MIN_AREA` are dropped.
     """
     background = background_color(picture)
     distance = np.linalg.norm(picture - background, axis=-1)

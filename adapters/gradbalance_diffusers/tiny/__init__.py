@@ -1,4 +1,4 @@
-"""The embedded tiny SD3: a real `StableDiffusion3Pipeline` of 1.6 million parameters for 32x32 pictures, and its task."""
+"""The embedded tiny SD3: a real `StableDiffusion3Pipeline` of 1.6 million parameters, and its task."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def tiny_sd3_path() -> Path:
 def load_tiny_sd3(**kwargs: Any) -> StableDiffusion3Pipeline:
     """Loads the packaged pipeline with float32 weights, without any network.
 
-    Call it with ``max_sequence_length=0``: the model has no T5 encoder and was trained without the placeholder tokens that the
-    pipeline would otherwise put in its place.
+    Call it with ``max_sequence_length=0``: the model has no T5 encoder and was trained without the placeholder tokens
+    that the pipeline would otherwise put in its place.
 
     Args:
         **kwargs: Passed on to `StableDiffusion3Pipeline.from_pretrained`.

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from gradbalance_diffusers.tiny.palette import BACKGROUNDS, COLORS, COUNTS, SHAPES
 from gradbalance_diffusers.tiny.prompts import SOURCES, TAG_SHARES, Row, counting_row, ocr_row, pair_row, tiny_prompts
 from gradbalance_diffusers.tiny.scene import draw_scene
+
+T = TypeVar("T")
 
 MIX = {"ocr": 0.45, "geneval": 0.45, "general": 0.1}
 """Share of the sources among the training pictures."""
@@ -41,7 +44,7 @@ def to_unit(pictures: Tensor) -> Tensor:
 
 
 def wrong_caption(row: Row, rng: random.Random) -> str:
-    """Returns a prompt that differs from the row's own in one fact: a digit, count, color, shape, order or background."""
+    """Returns a prompt that is wrong in one fact: a digit, count, color, shape, order or background."""
     background = row["background"]
     if row["source"] == "general":
         other = _other(tuple(BACKGROUNDS), background, rng)
@@ -93,5 +96,5 @@ def _by_tag(rows: Sequence[Row]) -> tuple[list[list[Row]], list[float]]:
     return list(groups.values()), [TAG_SHARES.get(tag, 1.0) for tag in groups]
 
 
-def _other(values: Sequence, value, rng: random.Random):
+def _other(values: Sequence[T], value: T, rng: random.Random) -> T:
     return rng.choice([v for v in values if v != value])

@@ -55,7 +55,7 @@ def score_specialists(pictures: Tensor, rows: Sequence[Row]) -> dict[str, float]
 
 
 def picture_grid(pictures: Tensor, columns: int = 16, scale: int = 3) -> Image.Image:
-    """Lays pictures (n, 3, H, W) in [0, 1] out on a grid, enlarged without smoothing; an incomplete last row is dropped."""
+    """Lays pictures (n, 3, H, W) in [0, 1] out on an enlarged grid; an incomplete last row is dropped."""
     rows = len(pictures) // columns
     array = (pictures[: rows * columns] * 255).round().byte().permute(0, 2, 3, 1).numpy()
     height, width = array.shape[1:3]

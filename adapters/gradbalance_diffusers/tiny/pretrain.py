@@ -1,13 +1,13 @@
-"""Builds and pre-trains the tiny SD3 that the package ships: ``python -m gradbalance_diffusers.tiny.pretrain --output DIR``.
+"""Builds and pre-trains the packaged tiny SD3: ``python -m gradbalance_diffusers.tiny.pretrain --output DIR``.
 
 Three stages, each from a fixed seed:
 
 1. autoencoder on rendered pictures;
-2. transformer and both text encoders from scratch by flow matching, with the timestep shift of SD3 from the first step and
-   right captions only, on a pool of pictures encoded once;
-3. a short stage at a lower rate in which half of the captions are wrong in one fact. The model can draw what is asked after
-   stage 2; stage 3 only dilutes its conditional distribution, as web captions dilute that of a large model. It therefore starts
-   mediocre on purpose: reinforcement learning has something to sharpen.
+2. transformer and both text encoders from scratch by flow matching, with the timestep shift of SD3 from the first
+   step and right captions only, on a pool of pictures encoded once;
+3. a short stage at a lower rate in which half of the captions are wrong in one fact. The model can draw what is asked
+   after stage 2; stage 3 only dilutes its conditional distribution, as web captions dilute that of a large model. It
+   therefore starts mediocre on purpose: reinforcement learning has something to sharpen.
 
 A run that was interrupted continues from its last checkpoint when it is started again with the same arguments.
 """
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from gradbalance_diffusers.tiny.data import draw_pool
 from gradbalance_diffusers.tiny.evaluate import evaluation_rows, picture_grid, sample_rows, score_specialists
 from gradbalance_diffusers.tiny.models import build_pipeline, build_vae
+from gradbalance_diffusers.tiny.package import save_pipeline
 from gradbalance_diffusers.tiny.tokenizer import build_tokenizer
 from gradbalance_diffusers.tiny.train_flow import FlowTrainer, Stage
 from gradbalance_diffusers.tiny.train_vae import encode, train_vae
@@ -38,9 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     vae = _autoencoder(work / "vae", options)
     pipeline = _flow(vae, work, options)
-    for part in (pipeline.vae, pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2):
-        part.half()
-    pipeline.save_pretrained(options.output / "sd3", safe_serialization=True)
+    save_pipeline(pipeline, options.output / "sd3")
 
 
 def _autoencoder(path: Path, options: argparse.Namespace) -> AutoencoderKL:

@@ -22,19 +22,20 @@ TAG_SHARES = {"single_object": 0.15, "counting": 0.35, "two_object": 0.2, "posit
 def tiny_prompts(split: Literal["train", "test"], source: Source, size: int | None = None, seed: int = 0) -> list[Row]:
     """Lists prompts of one source and one split, in an order fixed by the seed.
 
-    Train and test never share a prompt text: a text belongs to the test split when its SHA-256 digest, read as an integer,
-    is divisible by `TEST_SHARE`. Every prefix of a geneval list mixes the tags in about the same proportion.
+    Train and test never share a prompt text: a text belongs to the test split when its SHA-256 digest, read as an
+    integer, is divisible by `TEST_SHARE`. Every prefix of a geneval list mixes the tags in about the same proportion.
 
     Args:
         split: `train` or `test`.
-        source: `ocr` (a quoted number of two or three digits), `geneval` (objects with a check) or `general` (no check).
+        source: `ocr` (a quoted number of two or three digits), `geneval` (objects with a check) or `general` (no
+            check).
         size: Number of rows; None lists every prompt there is.
         seed: Seed of the order.
 
     Returns:
-        Rows with the keys `prompt`, `source` and `background`. A geneval row also has `tag` and `include`, in the form of
-        GenEval (Ghosh et al. 2023): one entry per class with `class`, `count`, `color` and possibly `position`, the relation
-        and the index of the entry it refers to.
+        Rows with the keys `prompt`, `source` and `background`. A geneval row also has `tag` and `include`, in the
+        form of GenEval (Ghosh et al. 2023): one entry per class with `class`, `count`, `color` and possibly
+        `position`, the relation and the index of the entry it refers to.
 
     Raises:
         InvalidArgumentError: An unknown split or source, or a size that is not between 1 and the number of prompts.
@@ -86,7 +87,7 @@ def counting_row(count: int, color: str, shape: str, background: str) -> Row:
 
 
 def pair_row(first: tuple[str, str], second: tuple[str, str], background: str, relation: str | None = None) -> Row:
-    """Builds a row that asks for two objects, each a (color, shape), with an optional relation of the first to the second.
+    """Builds a row that asks for two objects, each (color, shape), and maybe a relation of the first to the second.
 
     As in GenEval the object that the relation refers to comes first in `include`.
     """

@@ -34,8 +34,8 @@ def draw_scene(row: Row, rng: random.Random) -> Image.Image:
 
     Args:
         row: A row of `tiny_prompts`.
-        rng: Source of all chance: layout jitter of one pixel, the fade of the objects (up to `MAX_FADE`) and the shade of the
-            background (up to `MAX_SHADE`).
+        rng: Source of all chance: layout jitter of one pixel, the fade of the objects (up to `MAX_FADE`) and the
+            shade of the background (up to `MAX_SHADE`).
 
     Returns:
         An RGB picture of `SIZE` x `SIZE` pixels.

@@ -44,8 +44,9 @@ class FlowTrainer:
     r"""Trains transformer and both text encoders of a pipeline by flow matching, and keeps an average of their weights.
 
     With the clean latent $x_0$, Gaussian noise $\epsilon$ and $x_s = (1 - s) x_0 + s \epsilon$ it minimizes
-    $\| v_\theta(x_s, s) - (\epsilon - x_0) \|^2$. Noise levels are those of SD3: $s = 3u / (1 + 2u)$ with a logit-normal u.
-    The shift decides whether digits bind to the prompt at all: which digit is drawn is settled at s > 0.8.
+    $\| v_\theta(x_s, s) - (\epsilon - x_0) \|^2$. Noise levels are those of SD3: $s = 3u / (1 + 2u)$ with a
+    logit-normal u. The shift decides whether digits bind to the prompt at all: which digit is drawn is settled at s >
+    0.8.
 
     Args:
         pipeline: Pipeline whose parts are trained in place.

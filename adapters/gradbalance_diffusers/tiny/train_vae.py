@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from torch import Tensor
 from tqdm import tqdm
@@ -19,8 +18,8 @@ KL_WEIGHT = 1e-5
 def train_vae(vae: AutoencoderKL, pictures: Tensor, steps: int, seed: int = 0) -> float:
     """Trains the autoencoder and sets its scaling and shift factors.
 
-    Minimizes mean |x - x_hat| + 2 mean (x - x_hat)^2 + `KL_WEIGHT` KL with AdamW and a one-cycle rate. Afterwards latents
-    (z - shift) * scaling have zero mean and unit variance over the first pictures.
+    Minimizes mean |x - x_hat| + 2 mean (x - x_hat)^2 + `KL_WEIGHT` KL with AdamW and a one-cycle rate. Afterwards
+    latents (z - shift) * scaling have zero mean and unit variance over the first pictures.
 
     Args:
         vae: Model to train, in place.
@@ -78,5 +77,5 @@ def warmup_cosine(step: int, steps: int, warmup: int, end: float = 0.02) -> floa
 
 
 def _psnr(vae: AutoencoderKL, pictures: Tensor) -> float:
-    squared = F.mse_loss(decode(vae, encode(vae, pictures)), pictures.float() / 255, reduction="none").mean((1, 2, 3))
+    squared = (decode(vae, encode(vae, pictures)) - pictures.float() / 255).square().mean((1, 2, 3))
     return float((-10 * squared.log10()).mean())
