@@ -177,6 +177,15 @@ def test_equal_rows_get_equal_weights(seed: int, count: int, columns: int, size:
         assert np.ptp(weights[index == k]) <= 1e-12
 
 
+def test_least_norm_choice_where_weights_are_not_unique() -> None:
+    # Six rows on a circle around (0, 0, h): any balanced mixture of opposite rows gives the shortest vector.
+    angles = np.array([0.0, np.pi, np.pi / 2, -np.pi / 2, np.pi / 4, -3 * np.pi / 4])
+    rows = np.column_stack([np.cos(angles), np.sin(angles), np.full(6, 0.3)])
+    solution = min_norm(rows @ rows.T)
+    assert solution.method == "proximal quadprog"
+    np.testing.assert_allclose(solution.weights, np.full(6, 1 / 6), atol=1e-6)
+
+
 def test_equal_rows_of_many_columns() -> None:
     rows = np.random.default_rng(0).standard_normal((4, 200_001))
     rows[3] = rows[0]
