@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,7 @@ def read_run(path: str | Path) -> RunData:
     )
 
 
-def running_mean(points: list[Point], window: int) -> list[Point]:
+def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Mean over the ``window`` nearest known values, centred; the window narrows at both ends.
 
     >>> running_mean([(0, 0.0), (1, 3.0), (2, None), (3, 6.0)], 3)
@@ -125,10 +125,10 @@ def running_mean(points: list[Point], window: int) -> list[Point]:
     return smooth
 
 
-def thinned(points: list[Point], most: int = 400) -> list[Point]:
+def thinned(points: Sequence[Point], most: int = 400) -> list[Point]:
     """Every n-th point, so that at most about ``most`` are left; the last one always stays."""
     stride = -(-len(points) // most) or 1
-    return points[::-stride][::-1] if points else []
+    return list(points[::-stride][::-1])
 
 
 def _rows(path: Path) -> list[Row]:

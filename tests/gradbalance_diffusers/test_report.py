@@ -1,6 +1,9 @@
+import base64
+import io
 import json
 import math
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.charts import Series, dumbbell, line_chart, log_ticks, nice_ticks
@@ -203,6 +207,25 @@ def test_cases_are_ordered_by_the_stated_gain(run):
             values = [p["scores"][name] for p in first["prompts"] if p["scores"][name] is not None]
             expected.append((case.after[name] - case.before[name]) / np.std(values, ddof=1))
     assert case.gain == pytest.approx(np.mean(expected))
+
+
+def test_large_pictures_are_reduced_and_small_ones_kept_as_they_are(tmp_path):
+    synthetic_run(tmp_path, epochs=2, evaluated=(0, 2))
+    Image.new("RGB", (640, 480)).save(tmp_path / "evaluations" / "epoch-0000" / "000.png")
+    links = parse(write_report(tmp_path)).links
+    contents = [base64.b64decode(link.partition(",")[2]) for link in links]
+    sizes = Counter(Image.open(io.BytesIO(content)).size for content in contents)
+    assert sizes == {(320, 240): 1, (32, 32): 47}
+    assert (tmp_path / "evaluations" / "epoch-0002" / "000.png").read_bytes() in contents
+
+
+def test_a_picture_that_is_gone_leaves_its_case_out(tmp_path):
+    synthetic_run(tmp_path, epochs=2, evaluated=(0, 2))
+    (tmp_path / "evaluations" / "epoch-0000" / "000.png").unlink()
+    assert len(cases(read_run(tmp_path))) == 23
+    (tmp_path / "evaluations" / "epoch-0002.json").unlink()
+    assert cases(read_run(tmp_path)) == []
+    parse(write_report(tmp_path))
 
 
 @pytest.mark.parametrize(("epochs", "evaluated"), [(0, ()), (0, (0,)), (1, (0,)), (3, (0, 3)), (3, ())])
