@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from gradbalance_diffusers.tiny.palette import BACKGROUNDS, COLORS, COUNTS, SHAPES
-from gradbalance_diffusers.tiny.prompts import SOURCES, TAG_SHARES, Row, counting_row, ocr_row, pair_row, tiny_prompts
+from gradbalance_diffusers.tiny.prompts import SOURCES, Row, counting_row, ocr_row, pair_row, tiny_prompts
 from gradbalance_diffusers.tiny.scene import draw_scene
 
 T = TypeVar("T")
 
-MIX = {"ocr": 0.45, "geneval": 0.45, "general": 0.1}
+MIX = {"ocr": 0.3, "geneval": 0.6, "general": 0.1}
 """Share of the sources among the training pictures."""
+TAG_MIX = {"single_object": 0.1, "counting": 0.25, "two_object": 0.3, "position": 0.35}
+"""Share of the tags among the geneval pictures: pairs of objects bind last and get more than in the prompt lists."""
 
 
 def draw_pool(size: int, seed: int) -> tuple[list[Row], Tensor]:
@@ -93,7 +95,7 @@ def _by_tag(rows: Sequence[Row]) -> tuple[list[list[Row]], list[float]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.get("tag", ""), []).append(row)
-    return list(groups.values()), [TAG_SHARES.get(tag, 1.0) for tag in groups]
+    return list(groups.values()), [TAG_MIX.get(tag, 1.0) for tag in groups]
 
 
 def _other(values: Sequence[T], value: T, rng: random.Random) -> T:

@@ -78,7 +78,9 @@ def _geneval_objects(row: Row, rng: random.Random) -> list[Placed]:
         placed = [(subject, first), (reference, second)]
     else:
         wanted = [entry for entry in include for _ in range(entry["count"])]
-        placed = list(zip(wanted, rng.sample(_CELLS, len(wanted)), strict=True))
+        # In reading order: where the first object of a pair goes is settled by the prompt, not by chance.
+        cells = sorted(rng.sample(_CELLS, len(wanted)), key=lambda cell: (cell[1], cell[0]))
+        placed = list(zip(wanted, cells, strict=True))
     return [(entry["class"], entry["color"], _jitter(cell, rng)) for entry, cell in placed]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from torch import Tensor
+from torch import Tensor, distributed
 from tqdm import tqdm
 
 from gradbalance_diffusers.tiny.data import wrong_caption
@@ -66,6 +66,8 @@ class FlowTrainer:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01)
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
+        joined = distributed.is_available() and distributed.is_initialized()
+        self.rank, self.workers = (distributed.get_rank(), distributed.get_world_size()) if joined else (0, 1)
 
     def train(self, stage: Stage, checkpoint: Path, every: int, report: Callable[[int], None]) -> None:
         """Takes the steps of a stage that are not yet taken, from its checkpoint if there is one.
@@ -79,14 +81,14 @@ class FlowTrainer:
         if checkpoint.exists():
             self.load(checkpoint)
         start, end = stage.start, stage.start + stage.steps
-        progress = tqdm(total=end, initial=self.step, desc=stage.name, mininterval=10)
+        progress = tqdm(total=end, initial=self.step, desc=stage.name, mininterval=10, disable=self.rank > 0)
         while self.step < end:
             self.optimizer.param_groups[0]["lr"] = stage.rate * warmup_cosine(self.step - start, stage.steps, WARMUP)
             loss = self._update(stage.wrong_share)
             progress.update()
             if self.step % 20 == 0:
                 progress.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            if self.step % every == 0 or self.step == end:
+            if self.rank == 0 and (self.step % every == 0 or self.step == end):
                 self.save(checkpoint)
                 self.swap_average()
                 report(self.step)
@@ -128,6 +130,7 @@ class FlowTrainer:
         loss = self._loss(wrong_share)
         self.optimizer.zero_grad()
         loss.backward()
+        self._share_gradients()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.step += 1
@@ -136,14 +139,25 @@ class FlowTrainer:
             torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
         return loss.item()
 
+    def _share_gradients(self) -> None:
+        if self.workers == 1:
+            return
+        flat = torch.cat([p.grad.flatten() for p in self.parameters])
+        distributed.all_reduce(flat)
+        flat /= self.workers
+        for p, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
+            p.grad.copy_(part.view_as(p))
+
     def _loss(self, wrong_share: float) -> Tensor:
         pick = torch.randint(len(self.latents), (BATCH,), generator=self.generator)
-        clean = self.latents[pick]
         wrong = torch.rand(BATCH, 1, generator=self.generator) < wrong_share
-        tokens = torch.where(wrong, self.wrong[pick], self.right[pick])
         u = torch.randn(BATCH, generator=self.generator).sigmoid()
+        noise = torch.randn((BATCH, *self.latents.shape[1:]), generator=self.generator)
+        # Every worker draws the whole batch from the same generator and takes its part.
+        pick, wrong, u, noise = (whole[self.rank :: self.workers] for whole in (pick, wrong, u, noise))
+        clean = self.latents[pick]
+        tokens = torch.where(wrong, self.wrong[pick], self.right[pick])
         level = SHIFT * u / (1 + (SHIFT - 1) * u)
-        noise = torch.randn(clean.shape, generator=self.generator)
         s = level.view(-1, 1, 1, 1)
         first = self.parts["text_encoder"](tokens, output_hidden_states=True)
         second = self.parts["text_encoder_2"](tokens, output_hidden_states=True)
