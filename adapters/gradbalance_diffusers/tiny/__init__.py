@@ -38,8 +38,7 @@ def load_tiny_sd3(**kwargs: Any) -> StableDiffusion3Pipeline:
         >>> picture.size
         (32, 32)
     """
-    import torch
     from diffusers import StableDiffusion3Pipeline
 
-    options: dict[str, Any] = {"torch_dtype": torch.float32, "text_encoder_3": None, "tokenizer_3": None} | kwargs
+    options: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None} | kwargs
     return StableDiffusion3Pipeline.from_pretrained(tiny_sd3_path(), **options)

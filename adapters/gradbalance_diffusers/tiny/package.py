@@ -13,9 +13,10 @@ _T5_PIECES = ["<pad>", "</s>", "<unk>", "▁"]
 def save_pipeline(pipeline: StableDiffusion3Pipeline, folder: Path) -> None:
     """Writes the pipeline with float16 weights.
 
-    The weights of the pipeline are rounded to float16 on the way. Two things make the folder loadable without arguments:
-    `StableDiffusion3Pipeline` accepts no folder that lacks the third text encoder, so a silent one is added; and text
-    encoders would come back in float16 beside float32 diffusers models, so their configuration asks for float32.
+    The weights of the pipeline are rounded to float16 on the way. Two things make the folder loadable without
+    arguments: `StableDiffusion3Pipeline` accepts no folder that lacks the third text encoder, so a silent one is
+    added; and text encoders would come back in float16 beside float32 diffusers models, so their configuration asks
+    for float32.
 
     Args:
         pipeline: Pipeline without a T5 encoder.

@@ -43,9 +43,9 @@ def tiny_prompts(split: Literal["train", "test"], source: Source, size: int | No
     Example:
         >>> row = tiny_prompts("test", "ocr", size=1)[0]
         >>> row["prompt"]
-        'a blue sign that says "76" on a black background'
+        'a purple sign that says "225" on a white background'
         >>> row["background"]
-        'black'
+        'white'
     """
     if split not in ("train", "test"):
         raise InvalidArgumentError(f"split must be 'train' or 'test', got {split!r}.")

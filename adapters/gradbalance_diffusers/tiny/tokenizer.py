@@ -2,6 +2,7 @@
 
 import string
 from collections import Counter
+from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
@@ -44,7 +45,7 @@ def learn_merges(words: list[str]) -> list[tuple[str, str]]:
     """
     split = [[*word[:-1], word[-1] + _END] for word in words]
     merges = []
-    while pairs := Counter(pair for pieces in split for pair in zip(pieces, pieces[1:], strict=False)):
+    while pairs := Counter(pair for pieces in split for pair in pairwise(pieces)):
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merges.append(best)
         split = [_merge(pieces, best) for pieces in split]

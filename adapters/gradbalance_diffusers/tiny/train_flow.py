@@ -19,6 +19,8 @@ BATCH = 64
 EMA_DECAY = 0.998
 TRAINED = ("transformer", "text_encoder", "text_encoder_2")
 WARMUP = 100
+T5_LENGTH = 256
+"""Default `max_sequence_length` of the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Stage:
         steps: Steps of the stage.
         rate: Peak learning rate; it warms up linearly over `WARMUP` steps and falls on a cosine.
         wrong_share: Share of the captions that are wrong in one fact.
+        placeholder_share: Share of the batches that carry the placeholder of a missing T5 encoder, zeros of the
+            pipeline's default length. They cost four times as much.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Stage:
     steps: int
     rate: float
     wrong_share: float = 0.0
+    placeholder_share: float = 0.0
 
 
 class FlowTrainer:
@@ -84,7 +89,7 @@ class FlowTrainer:
         progress = tqdm(total=end, initial=self.step, desc=stage.name, mininterval=10, disable=self.rank > 0)
         while self.step < end:
             self.optimizer.param_groups[0]["lr"] = stage.rate * warmup_cosine(self.step - start, stage.steps, WARMUP)
-            loss = self._update(stage.wrong_share)
+            loss = self._update(stage)
             progress.update()
             if self.step % 20 == 0:
                 progress.set_postfix(loss=f"{loss:.3f}", refresh=False)
@@ -126,8 +131,8 @@ class FlowTrainer:
         self.generator.set_state(state["generator"])
         self.step = state["step"]
 
-    def _update(self, wrong_share: float) -> float:
-        loss = self._loss(wrong_share)
+    def _update(self, stage: Stage) -> float:
+        loss = self._loss(stage)
         self.optimizer.zero_grad()
         loss.backward()
         self._share_gradients()
@@ -148,9 +153,9 @@ class FlowTrainer:
         for p, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
             p.grad.copy_(part.view_as(p))
 
-    def _loss(self, wrong_share: float) -> Tensor:
+    def _loss(self, stage: Stage) -> Tensor:
         pick = torch.randint(len(self.latents), (BATCH,), generator=self.generator)
-        wrong = torch.rand(BATCH, 1, generator=self.generator) < wrong_share
+        wrong = torch.rand(BATCH, 1, generator=self.generator) < stage.wrong_share
         u = torch.randn(BATCH, generator=self.generator).sigmoid()
         noise = torch.randn((BATCH, *self.latents.shape[1:]), generator=self.generator)
         # Every worker draws the whole batch from the same generator and takes its part.
@@ -161,11 +166,14 @@ class FlowTrainer:
         s = level.view(-1, 1, 1, 1)
         first = self.parts["text_encoder"](tokens, output_hidden_states=True)
         second = self.parts["text_encoder_2"](tokens, output_hidden_states=True)
+        # hidden_states[-2] is what the pipeline takes.
+        context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
+        if stage.placeholder_share and torch.rand((), generator=self.generator) < stage.placeholder_share:
+            context = torch.cat([context, context.new_zeros(len(context), T5_LENGTH, context.shape[-1])], dim=1)
         velocity = self.parts["transformer"](
             hidden_states=(1 - s) * clean + s * noise,
             timestep=1000 * level,
-            # hidden_states[-2] is what the pipeline takes; there are no T5 tokens (max_sequence_length=0).
-            encoder_hidden_states=torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1),
+            encoder_hidden_states=context,
             pooled_projections=torch.cat([first.text_embeds, second.text_embeds], dim=-1),
             return_dict=False,
         )[0]

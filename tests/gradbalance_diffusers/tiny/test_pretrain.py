@@ -5,7 +5,16 @@ from gradbalance_diffusers.tiny.evaluate import sample_rows
 from gradbalance_diffusers.tiny.pretrain import main
 from gradbalance_diffusers.tiny.prompts import tiny_prompts
 
-ARGUMENTS = {"vae-steps": 2, "steps": 2, "dilute-steps": 1, "pool": 80, "eval-size": 2, "every": 2, "threads": 1}
+ARGUMENTS = {
+    "vae-steps": 2,
+    "steps": 2,
+    "dilute-steps": 1,
+    "pool": 80,
+    "eval-size": 2,
+    "every": 2,
+    "workers": 1,
+    "placeholder-share": 1,
+}
 SMALL = [f"--{name}={value}" for name, value in ARGUMENTS.items()]
 
 
@@ -31,12 +40,12 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(output, tmp_path)
     updates = []
     original = train_flow.FlowTrainer._update
 
-    def interrupted(self, wrong_share):
+    def interrupted(self, stage):
         if len(updates) == 2:
             updates.append("interrupted")
             raise KeyboardInterrupt
         updates.append("update")
-        return original(self, wrong_share)
+        return original(self, stage)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_flow.FlowTrainer, "_update", interrupted)
