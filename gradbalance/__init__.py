@@ -4,7 +4,7 @@ Losses -> per-objective gradients -> Gramian -> weights -> one gradient -> any t
 """
 
 from .affine import AffineLoss
-from .balancers import MARBLE, MGDA, Balancer, Fixed, Mean, NashMTL, StatefulBalancer
+from .balancers import MARBLE, MGDA, Balancer, ConstantBalancer, Fixed, Mean, NashMTL, StatefulBalancer
 from .diagnostics import ConflictRate, summary
 from .errors import (
     CollectorError,
@@ -32,6 +32,7 @@ __all__ = [
     "Balancer",
     "CollectorError",
     "ConflictRate",
+    "ConstantBalancer",
     "Fixed",
     "GradBalanceError",
     "InvalidArgumentError",

@@ -19,7 +19,9 @@ class BalancerLike(Protocol):
 
 
 def needs_rows(balancer: BalancerLike) -> bool:
-    """Must the next step collect rows? Always, for a balancer without memory."""
+    """Must the next step collect rows? Always, for a balancer without memory, unless its weights are constant."""
+    if hasattr(balancer, "weights_for"):
+        return False
     return bool(getattr(balancer, "needs_rows", True))
 
 
@@ -36,8 +38,11 @@ def solve(balancer: BalancerLike, gram: Tensor) -> Tensor:
 
 
 def cached_weights(balancer: BalancerLike, objectives: int) -> Tensor:
-    """The weights that a stateful balancer keeps between refreshes, checked like :func:`solve`'s."""
-    return _checked(balancer, _attribute(balancer, "weights"), objectives)
+    """The weights of a constant balancer, or what a stateful one keeps between refreshes, checked like "
+    ":func:`solve`."""
+    constant = getattr(balancer, "weights_for", None)
+    weights = _attribute(balancer, "weights") if constant is None else constant(objectives)
+    return _checked(balancer, weights, objectives)
 
 
 def coefficients_of(balancer: BalancerLike) -> Tensor | None:

@@ -37,11 +37,61 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
         return gb.MGDA(normalize=True, floor=config.floor)
     if method == "nash":
         return gb.NashMTL(interval=config.interval)
-    if method in ("mean", WEIGHTED_SUM):
+    if method == "mean":
+        return Observed(gb.Mean(), config.interval)
+    if method == WEIGHTED_SUM:
         return gb.Mean()
     raise gb.InvalidArgumentError(
         f"`balance.method` must be one of marble, mgda, nash, mean, weighted-sum. Found {method!r}."
     )
+
+
+class Observed:
+    """A constant balancer with rows collected every ``interval`` steps all the same, to log a baseline's cosines.
+
+    >>> balancer = Observed(gb.Mean(), interval=2)
+    >>> balancer.needs_rows, balancer(torch.eye(2)).tolist()
+    (True, [0.5, 0.5])
+    >>> balancer.step()
+    >>> balancer.needs_rows, balancer.weights.tolist()
+    (False, [0.5, 0.5])
+    """
+
+    def __init__(self, balancer: gb.ConstantBalancer, interval: int) -> None:
+        self.balancer, self.interval = balancer, interval
+        self._count = self._age = 0
+
+    def __call__(self, gram: Tensor, /) -> Tensor:
+        """The constant weights."""
+        self._count, self._age = gram.shape[0], 0
+        return self.balancer(gram)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the rows are to be looked at again."""
+        return self._count == 0 or self._age >= self.interval
+
+    @property
+    def weights(self) -> Tensor:
+        """The constant weights."""
+        return self.balancer.weights_for(self._count)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The constant weights."""
+        return self.weights
+
+    def step(self) -> None:
+        """One optimizer step has been made."""
+        self._age += 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in the interval it is."""
+        return {"count": self._count, "age": self._age}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._count, self._age = state["count"], state["age"]
 
 
 def weighted_sum(table: RewardTable, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:

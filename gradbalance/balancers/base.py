@@ -32,6 +32,18 @@ class Balancer(Protocol):
         ...
 
 
+class ConstantBalancer(Protocol):
+    """A balancer whose weights do not depend on the rows, so that no step has to collect them."""
+
+    def __call__(self, gram: Tensor, /) -> Tensor:
+        """Weights on the raw rows, the same for every Gramian of K rows."""
+        ...
+
+    def weights_for(self, count: int) -> Tensor:
+        """The weights for ``count`` objectives, shape [count], float64 on the CPU."""
+        ...
+
+
 class StatefulBalancer(Protocol):
     """A balancer that remembers: it need not see the rows on every optimizer step.
 

@@ -36,10 +36,13 @@ class Fixed:
 
     def __call__(self, gram: Tensor, /) -> Tensor:
         """Return the weights, shape [K], float64; only the shape of ``gram`` is looked at."""
-        if gram.shape[0] != len(self._weights):
+        return self.weights_for(gram.shape[0])
+
+    def weights_for(self, count: int) -> Tensor:
+        """Return the weights, shape [count], float64: no rows are needed."""
+        if count != len(self._weights):
             raise InvalidArgumentError(
-                f"`weights` should hold one number per objective. Found {len(self._weights)} weights for "
-                f"K = {gram.shape[0]}."
+                f"`weights` should hold one number per objective. Found {len(self._weights)} weights for K = {count}."
             )
         return torch.tensor(self._weights, dtype=torch.float64)
 

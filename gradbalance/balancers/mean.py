@@ -16,7 +16,11 @@ class Mean:
 
     def __call__(self, gram: Tensor, /) -> Tensor:
         """Return 1/K for each of the K objectives, shape [K], float64."""
-        return torch.full((gram.shape[0],), 1.0 / gram.shape[0], dtype=torch.float64)
+        return self.weights_for(gram.shape[0])
+
+    def weights_for(self, count: int) -> Tensor:
+        """Return 1/count for each of ``count`` objectives, shape [count], float64: no rows are needed."""
+        return torch.full((count,), 1.0 / count, dtype=torch.float64)
 
     def __repr__(self) -> str:
         return "Mean()"

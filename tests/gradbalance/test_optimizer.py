@@ -47,9 +47,14 @@ def x() -> Tensor:
     return torch.randn(8, 4)
 
 
+def mean_of_rows(gram: Tensor) -> Tensor:
+    """As ``Mean``, which needs no rows, but for rows that are collected."""
+    return torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
+
+
 def sgd(model: nn.Module, balancer: Any = None, **options: Any) -> BalancedOptimizer:
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return BalancedOptimizer(inner, Mean() if balancer is None else balancer, **options)
+    return BalancedOptimizer(inner, mean_of_rows if balancer is None else balancer, **options)
 
 
 def flat_grad(model: nn.Module) -> Tensor:
@@ -76,7 +81,7 @@ def test_shares_groups_state_and_defaults(model: nn.Sequential, x: Tensor) -> No
     inner.load_state_dict(inner.state_dict())  # replaces the inner lists
     assert optimizer.param_groups is inner.param_groups
     assert "SGD" in repr(optimizer)
-    assert "Mean()" in repr(optimizer)
+    assert "mean_of_rows" in repr(optimizer)
 
 
 def test_learning_rate_schedulers(model: nn.Sequential, x: Tensor) -> None:
@@ -367,6 +372,19 @@ def test_first_refresh_is_checked_unless_told_otherwise() -> None:
     with pytest.raises(CollectorError, match="disagree"):
         cycle(True)
     cycle(False)
+
+
+def test_an_empty_micro_batch_counts_as_nothing(x: Tensor) -> None:
+    """A rank or a micro-batch may hold no sample."""
+    advantages, found = torch.randn(8, 4), []
+    for parts in ([x], [x[:0], x]):
+        model = make_model()
+        optimizer = sgd(model, MARBLE(), module=model)
+        for part in parts:
+            optimizer.backward(AffineLoss.linear(model(part).square().sum(1), advantages[: len(part)], counts=[8] * 4))
+        found.append(optimizer.balance())
+        assert found[-1].collector == "linear"
+    torch.testing.assert_close(found[0].gram, found[1].gram)
 
 
 # --- state

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import gradbalance as gb
-from gradbalance_diffusers.balance import make_balancer, weighted_sum
+from gradbalance_diffusers.balance import Observed, make_balancer, weighted_sum
 from gradbalance_diffusers.config import BalanceConfig
 from gradbalance_diffusers.rewards.table import RewardTable
 
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("marble", gb.MARBLE), ("mgda", gb.MGDA), ("nash", gb.NashMTL), ("mean", gb.Mean), ("weighted-sum", gb.Mean)],
+    [("marble", gb.MARBLE), ("mgda", gb.MGDA), ("nash", gb.NashMTL), ("mean", Observed), ("weighted-sum", gb.Mean)],
 )
 def test_methods(method: str, kind: type) -> None:
     assert type(make_balancer(BalanceConfig(method=method))) is kind
