@@ -38,8 +38,7 @@ def solve(balancer: BalancerLike, gram: Tensor) -> Tensor:
 
 
 def cached_weights(balancer: BalancerLike, objectives: int) -> Tensor:
-    """The weights of a constant balancer, or what a stateful one keeps between refreshes, checked like "
-    ":func:`solve`."""
+    """Weights of a constant balancer, or those a stateful one keeps; checked as in :func:`solve`."""
     constant = getattr(balancer, "weights_for", None)
     weights = _attribute(balancer, "weights") if constant is None else constant(objectives)
     return _checked(balancer, weights, objectives)

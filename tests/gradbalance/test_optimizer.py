@@ -245,7 +245,7 @@ def test_zero_grad_drops_an_open_cycle(model: nn.Sequential, x: Tensor) -> None:
     optimizer.balance()
     found = flat_grad(model)
     model.zero_grad()
-    backward(losses_of(model, x), model.parameters(), Mean())
+    backward(losses_of(model, x), model.parameters(), mean_of_rows)
     assert torch.equal(found, flat_grad(model))
 
 
@@ -440,7 +440,7 @@ def test_states_that_do_not_fit_change_nothing(model: nn.Sequential, x: Tensor) 
     with pytest.raises(StateError, match=r"optimizer\.optimizer\.load_state_dict"):
         optimizer.load_state_dict(optimizer.optimizer.state_dict())
     with pytest.raises(StateError, match="balancer Mean, but the balancer is MARBLE"):
-        optimizer.load_state_dict(sgd(model).state_dict())
+        optimizer.load_state_dict(sgd(model, Mean()).state_dict())
     small = sgd(nn.Linear(1, 1), MARBLE(interval=3))
     with pytest.raises(ValueError, match="doesn't match"):
         optimizer.load_state_dict(small.state_dict())
