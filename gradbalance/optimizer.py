@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradbalance.cycle import Cycle
 from gradbalance.errors import InvalidArgumentError, StateError
-from gradbalance.gradients.collect import Collector
+from gradbalance.gradients.collect import Collector, check_collector
 from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
 from gradbalance.gradients.record import Recording
 from gradbalance.gradients.rows import balanced_parameters
@@ -85,6 +85,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"balancer must be callable from a Gramian to weights, found {type(balancer).__name__}."
             )
+        check_collector(collector)
         # Not super().__init__, which would build param_groups and state of its own. __setstate__ adds the hook tables
         # that the base class relies on.
         self.__setstate__({"optimizer": optimizer})
@@ -92,10 +93,11 @@ class BalancedOptimizer(torch.optim.Optimizer):
         self.info: BalanceInfo | None = None
         self._collector: Collector = collector
         self._check = check_first_refresh
-        self._scaler = scaler
+        # A disabled scaler scales nothing and skips nothing: as if there was none.
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._names: tuple[str, ...] | None = None
         self._cycle: Cycle | None = None
-        self._recording = None if module is None else _record_when_due(self, module)
+        self._recording = None if module is None or collector == "passes" else _record_when_due(self, module)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -210,10 +212,13 @@ class BalancedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset ``.grad`` of all groups and drop an open cycle with its rows."""
+        self._drop_cycle()
+        self.optimizer.zero_grad(set_to_none)
+
+    def _drop_cycle(self) -> None:
         self._cycle = None
         if self._recording is not None:
             self._recording.remove()
-        self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the wrapped optimizer; ``"balanced": False`` keeps it out of the balancing."""
@@ -256,7 +261,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
             raise
         self._names = None if saved["names"] is None else tuple(saved["names"])
-        self._cycle = None
+        self._drop_cycle()
 
     def __repr__(self) -> str:
         return f"BalancedOptimizer({self.optimizer!r}, balancer={self.balancer!r})"

@@ -70,8 +70,7 @@ def _checked(balancer: BalancerLike, given: Any, objectives: int) -> Tensor:
         found = f"shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise InvalidArgumentError(
             f"balancer {type(balancer).__name__} must give a tensor of {objectives} weights, one per objective, found "
-            f"{found}; a "
-            "balancer that keeps state serves one number of objectives."
+            f"{found}; a balancer that keeps state serves one number of objectives."
         )
     weights: Tensor = given.detach().to("cpu", torch.float64)
     if not torch.isfinite(weights).all():

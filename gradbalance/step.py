@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.describe import describe
-from gradbalance.gradients.collect import Collector, collect
+from gradbalance.gradients.collect import Collector, check_collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Losses, as_objectives, check_extra_loss
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
@@ -65,6 +65,7 @@ def backward(
     balanced = balanced_parameters(params)
     objectives = as_objectives(losses)
     check_extra_loss(extra_loss)
+    check_collector(collector)
     graph = explore(objectives.roots, extra_loss)
     refresh = needs_rows(balancer)
     if refresh or objectives.values.device.type == "cpu":

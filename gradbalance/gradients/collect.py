@@ -38,11 +38,7 @@ def collect(objectives: Objectives, rows: Rows, graph: Graph, *, collector: Coll
     Raises:
         CollectorError: ``"linear"`` cannot, no balanced parameter is reached, or the check found a difference.
     """
-    if not any(id(parameter) in graph.leaves for parameter in rows.parameters):
-        raise CollectorError(
-            f"none of the {len(rows.parameters)} balanced parameters is reached by any loss: check that the losses "
-            "depend on them, and that adapters were not switched between forward and backward."
-        )
+    graph.require_any(rows.parameters)
     choice = choose(objectives, rows.parameters, graph, collector)
     if choice.collector == "passes":
         # Recorded layers that were checkpointed must be recomputed as they were.
@@ -50,21 +46,30 @@ def collect(objectives: Objectives, rows: Rows, graph: Graph, *, collector: Coll
             collect_by_passes(objectives, rows)
     else:
         assert objectives.affine is not None
+        # A micro-batch without samples has nothing to compare; a later cycle is checked.
+        check = check and objectives.affine.terms.shape[1] > 0
         epsilon = collect_linear(objectives.affine, rows, graph, retain_graph=check)
         if check:
             check_row(objectives.affine, rows, graph, epsilon)
     return choice
 
 
+def check_collector(collector: str) -> None:
+    """Raise where ``collector`` is not one of the three.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if collector not in ("auto", "passes", "linear"):
+        raise InvalidArgumentError(f"collector must be 'auto', 'passes' or 'linear', found {collector!r}.")
+
+
 def choose(objectives: Objectives, parameters: Sequence[Tensor], graph: Graph, collector: Collector) -> Choice:
     """Which collector to use.
 
     Raises:
-        InvalidArgumentError: An unknown collector.
         CollectorError: ``"linear"`` was asked for and cannot collect these rows.
     """
-    if collector not in ("auto", "passes", "linear"):
-        raise InvalidArgumentError(f"collector must be 'auto', 'passes' or 'linear', found {collector!r}.")
     if collector == "passes":
         return Choice("passes", "asked for")
     obstacle = _obstacle_to_linear(objectives, parameters, graph)
@@ -85,7 +90,10 @@ def _obstacle_to_linear(objectives: Objectives, parameters: Sequence[Tensor], gr
     if objectives.affine is None:
         return "the losses are not an AffineLoss"
     if not graph.recordings:
-        return "the forward was not recorded (gradbalance.record, or BalancedOptimizer(..., module=model))"
+        return (
+            "the forward was not recorded (use gradbalance.record, or BalancedOptimizer(..., module=model); compiled "
+            "modules are not recorded)"
+        )
     names = [parameter_name(p, graph, place) for place, p in enumerate(parameters) if id(p) in graph.unrecorded]
     if not names:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -32,6 +32,19 @@ class Graph:
     def unchecked(self) -> bool:
         """Does a recording take part whose rows were never compared with the reference?"""
         return any(not recording.checked for recording in self.recordings)
+
+    def require_any(self, parameters: Sequence[Tensor]) -> None:
+        """Raise where the losses reach none of ``parameters``: a step that trains nothing is a mistake.
+
+        Raises:
+            CollectorError: None is reached.
+        """
+        if not any(id(parameter) in self.leaves for parameter in parameters):
+            raise CollectorError(
+                f"none of the {len(parameters)} balanced parameters is reached by any loss: check that the losses "
+                f"depend "
+                "on them, and that adapters were not switched between forward and backward."
+            )
 
     def outside(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Reached leaves that are not among ``parameters``: task heads and other plain parameters."""

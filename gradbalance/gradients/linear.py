@@ -38,7 +38,7 @@ def collect_linear(loss: AffineLoss, rows: Rows, graph: Graph, *, retain_graph: 
         retain_graph: Keep the graph after the last pass.
 
     Returns:
-        The coarsest machine epsilon among the layers' dtypes: 2^-7 where a layer ran in bf16.
+        The coarsest machine epsilon of the layers' products: 2^-7 where one ran in bf16.
 
     Raises:
         CollectorError: A recorded input whose first dimension is not the batch; names the layer.
@@ -81,7 +81,7 @@ class _Contraction:
                 f"pass "
                 f"collector='passes'."
             )
-        self.epsilon = max(self.epsilon, torch.finfo(inputs.dtype).eps)
+        self.epsilon = max(self.epsilon, _product_epsilon(inputs.dtype))
         weight = self.rows.view(layer.weight) if layer.weight.requires_grad else None
         if weight is not None:
             add_weight_rows(weight, self.coefficients, inputs, cotangents)
@@ -110,8 +110,7 @@ def add_weight_rows(rows: Tensor, coefficients: Tensor, inputs: Tensor, cotangen
     tensor([[2., 3.]])
     """
     batch, objectives = inputs.shape[0], coefficients.shape[0]
-    inputs = inputs.reshape(batch, -1, inputs.shape[-1])
-    cotangents = cotangents.reshape(batch, -1, cotangents.shape[-1])
+    inputs, cotangents = _as_sequences(inputs), _as_sequences(cotangents)
     coefficients = coefficients.to(rows)
     width, steps = rows.shape[1], inputs.shape[1]
     if steps + objectives < objectives * steps:
@@ -126,6 +125,18 @@ def add_weight_rows(rows: Tensor, coefficients: Tensor, inputs: Tensor, cotangen
     for row, weights in zip(rows, coefficients, strict=True):
         weighted = (weights[:, None, None] * cotangents).flatten(0, 1)
         row.view(-1, flat.shape[1]).addmm_(weighted.T, flat)
+
+
+def _product_epsilon(dtype: torch.dtype) -> float:
+    """Machine epsilon of matrix products: TF32 or bf16 products of float32 tensors are a global setting of torch."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return torch.finfo(torch.bfloat16).eps
+    return torch.finfo(dtype).eps
+
+
+def _as_sequences(tensor: Tensor) -> Tensor:
+    """[B, ..., d] as [B, T, d], T = 1 without a middle; B may be 0."""
+    return tensor.unsqueeze(1) if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
 def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> None:

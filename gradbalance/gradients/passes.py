@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -43,8 +44,22 @@ def gradients(
     Raises:
         CollectorError: The graph was freed before, or its compiled part allows one pass only.
     """
-    try:
+    with explained(what):
         return torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what torch says about graphs that cannot be walked (again) into an error that says what to do.
+
+    Args:
+        what: Whose backward pass runs inside.
+
+    Raises:
+        CollectorError: The graph was freed before, or its compiled part allows one pass only.
+    """
+    try:
+        yield
     except RuntimeError as error:
         if "second time" in str(error):
             raise CollectorError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradbalance.gradients.graph import Graph
 from gradbalance.gradients.losses import Objectives
-from gradbalance.gradients.passes import gradients
+from gradbalance.gradients.passes import explained, gradients
 from gradbalance.gradients.record import resumed
 from gradbalance.gradients.rows import accumulate
 
@@ -60,7 +60,8 @@ def backward_scalarized(
     """
     weighted = _plus(objectives.scalarize(weights), extra_loss)
     heads = graph.outside(balanced)
-    with resumed(graph.recordings):
+    graph.require_any(balanced)
+    with resumed(graph.recordings), explained("the losses"):
         if not heads:
             weighted.backward()  # type: ignore[no-untyped-call]
             return

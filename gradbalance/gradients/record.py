@@ -101,6 +101,8 @@ def record(module: nn.Module) -> Iterator[None]:
     that shares a recorded and checkpointed forward to :func:`gradbalance.backward` (regularizers as ``extra_loss``)
     instead of calling ``.backward()`` on it.
 
+    The first time rows are collected through a module, one of them is compared with an ordinary backward pass.
+
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> with record(model):
     ...     output = model(torch.ones(3, 2))

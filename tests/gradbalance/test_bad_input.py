@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradbalance import (
     MARBLE,
+    MGDA,
     AffineLoss,
     BalancedOptimizer,
     CollectorError,
@@ -28,11 +29,14 @@ def weight() -> nn.Parameter:
     return nn.Parameter(torch.tensor([1.0, 2.0]))
 
 
-@pytest.fixture(params=["backward", "optimizer"])
+@pytest.fixture(params=[("backward", MGDA), ("optimizer", MGDA), ("backward", Mean), ("optimizer", Mean)])
 def run(request: pytest.FixtureRequest, weight: nn.Parameter) -> Run:
+    """Both ways in, with a balancer that needs rows and one that does not."""
+    way, default = request.param
+
     def call(losses: Any, balancer: Any = None, **options: Any) -> Any:
-        balancer = balancer or Mean()
-        if request.param == "backward":
+        balancer = balancer or default()
+        if way == "backward":
             return backward(losses, [weight], balancer, **options)
         extra = options.pop("extra_loss", None)
         optimizer = BalancedOptimizer(torch.optim.SGD([weight], lr=0.1), balancer, **options)
@@ -136,7 +140,7 @@ def test_reentrant_checkpointing_is_refused(run: Run, weight: nn.Parameter) -> N
 def test_collectors_that_cannot(run: Run, weight: nn.Parameter, options: dict[str, str]) -> None:
     error = InvalidArgumentError if options["collector"] == "fast" else CollectorError
     with pytest.raises(error, match="collector"):
-        run({"a": weight.sum(), "b": weight.prod()}, **options)
+        run({"a": weight.sum(), "b": weight.prod()}, MGDA(), **options)
     assert weight.grad is None
 
 

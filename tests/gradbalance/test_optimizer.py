@@ -191,7 +191,7 @@ def test_micro_batches_equal_one_batch(x: Tensor, affine: bool, recorded: bool, 
 
 
 def test_gramian_of_the_sum_not_the_sum_of_gramians(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model)
+    optimizer = sgd(model, MGDA())
     optimizer.backward(losses_of(model, x[:4]))
     optimizer.backward(losses_of(model, x[4:]))
     gram = optimizer.balance().gram
@@ -237,15 +237,16 @@ def test_calls_out_of_order(model: nn.Sequential, x: Tensor) -> None:
         optimizer.step()
 
 
-def test_zero_grad_drops_an_open_cycle(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model)
+@pytest.mark.parametrize("balancer", [Mean(), MGDA()])
+def test_zero_grad_drops_an_open_cycle(model: nn.Sequential, x: Tensor, balancer: Any) -> None:
+    optimizer = sgd(model, balancer)
     optimizer.backward(losses_of(model, x + 1))
     optimizer.zero_grad()
     optimizer.backward(losses_of(model, x))
     optimizer.balance()
     found = flat_grad(model)
     model.zero_grad()
-    backward(losses_of(model, x), model.parameters(), mean_of_rows)
+    backward(losses_of(model, x), model.parameters(), balancer)
     assert torch.equal(found, flat_grad(model))
 
 
@@ -288,7 +289,7 @@ def test_names_are_aligned_and_fixed(model: nn.Sequential, x: Tensor) -> None:
 
 
 def test_change_of_objectives_within_a_cycle(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model)
+    optimizer = sgd(model, MGDA())
     optimizer.backward(losses_of(model, x, "ab"))
     with pytest.raises(InvalidArgumentError, match=r"\['a', 'b'\], found \['a', 'c'\]"):
         optimizer.backward(losses_of(model, x, "ac"))
@@ -304,8 +305,9 @@ def test_a_bad_micro_batch_leaves_no_trace(model: nn.Sequential, x: Tensor) -> N
     assert optimizer.balance().losses == pytest.approx({n: v.item() for n, v in losses_of(model, x).items()})
 
 
-def test_a_collection_that_fails_half_way_drops_the_cycle(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model)
+@pytest.mark.parametrize("balancer", [Mean(), MGDA()])
+def test_a_collection_that_fails_half_way_drops_the_cycle(model: nn.Sequential, x: Tensor, balancer: Any) -> None:
+    optimizer = sgd(model, balancer)
     optimizer.backward(losses_of(model, x))
     losses = losses_of(model, x)
     losses["c"].backward()  # frees the shared graph

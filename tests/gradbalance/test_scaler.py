@@ -102,3 +102,16 @@ def test_without_a_scaler_an_overflow_is_an_error() -> None:
     assert weight.grad is None
     with pytest.raises(NonFiniteError):
         optimizer.step()
+
+
+def test_a_disabled_scaler_is_no_scaler() -> None:
+    model = nn.Linear(4, 3)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    optimizer = BalancedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), MARBLE(), scaler=scaler)
+    before = model.weight.detach().clone()
+    optimizer.backward(scaler.scale(model(torch.randn(8, 4)).square().mean(0)))
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(model.weight, before)
+    with pytest.raises(NonFiniteError):
+        optimizer.backward(scaler.scale(model(torch.randn(8, 4)).square().mean(0) * torch.inf))

@@ -101,7 +101,7 @@ def test_cached_steps_never_scale_heads(model: TwoHeads, x: Tensor) -> None:
         assert info.losses.keys() == {"a", "b"}
 
 
-@pytest.mark.parametrize("balancer", [Mean(), MARBLE(interval=2)])
+@pytest.mark.parametrize("balancer", [Mean(), MGDA(), MARBLE(interval=2)])
 @pytest.mark.parametrize("share", [False, True])
 def test_extra_loss_is_added_outside(
     model: TwoHeads, x: Tensor, balancer: Callable[[Tensor], Tensor], share: bool
@@ -192,7 +192,7 @@ class Watch(torch.autograd.Function):
         return gradient + 0 * kept
 
 
-@pytest.mark.parametrize("balancer", [Mean(), MARBLE(interval=2)])
+@pytest.mark.parametrize("balancer", [Mean(), MGDA(), MARBLE(interval=2)])
 @pytest.mark.parametrize("kind", ["dict", "passes", "linear", "extra", "checkpointed"])
 def test_graph_is_freed_although_losses_are_held(balancer: Callable[[Tensor], Tensor], kind: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
@@ -282,7 +282,7 @@ def test_checkpointed_recorded_forward_on_a_cached_step_and_with_extra_loss() ->
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     head = nn.Linear(2, 2).double()
     x, advantages = torch.randn(8, 4).double(), torch.randn(8, 5).double()
-    for balancer in (Mean(), MARBLE(interval=2)):
+    for balancer in (Mean(), MGDA(), MARBLE(interval=2)):
         for _ in range(2):
             model.zero_grad()
             head.zero_grad()

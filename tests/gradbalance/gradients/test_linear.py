@@ -261,6 +261,10 @@ def test_tied_layers_add_up_and_direct_uses_fall_to_passes(nft_loss: MakeLoss) -
     ("model", "reason"),
     [
         (nn.Sequential(nn.Conv1d(3, 2, 1), nn.Flatten()), "not recorded"),
+        (
+            nn.Sequential(nn.Flatten(1), nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, 0.0)),
+            "in_proj_weight",
+        ),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.LayerNorm(3)), r"'2\.weight', '2\.bias'"),
         (nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), r"parametrizations"),
     ],
@@ -295,3 +299,40 @@ def test_nothing_reached_is_an_error() -> None:
     objectives = as_objectives({"a": weight.sum()})
     with pytest.raises(CollectorError, match="none of the 1 balanced parameters"):
         collect(objectives, Rows([other], 1), explore(objectives.roots), collector="auto", check=False)
+
+
+def test_compiled_modules_fall_to_passes(nft_loss: MakeLoss) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.randn(6, 3)
+    with record(model):
+        objectives = as_objectives(nft_loss(compiled(x)))
+    rows, graph = Rows(list(model.parameters()), 4), explore(objectives.roots)
+    choice = collect(objectives, rows, graph, collector="auto", check=True)
+    assert choice.collector == "passes"
+    assert "compiled" in choice.reason
+    assert_same(rows, reference_rows(nft_loss(model(x)), list(model.parameters())), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters(dtype: torch.dtype) -> None:
+    """Mixed with float32 ones: each layer in its own dtype, rows in float32."""
+    model = nn.Sequential(nn.Linear(3, 8).to(dtype), nn.Linear(8, 2))
+    x, advantages = torch.randn(6, 5, 3).to(dtype), torch.randn(6, 4)
+
+    def loss() -> AffineLoss:
+        with record(model):
+            return AffineLoss.linear(model[1](model[0](x).float()).square().sum((1, 2)), advantages)
+
+    parameters = list(model.parameters())
+    found = linear_rows(loss(), parameters)
+    assert found.blocks[0].dtype == torch.float32
+    assert_same(found, reference_rows(loss(), parameters), 4 * torch.finfo(dtype).eps)
+
+
+def test_a_backward_of_ones_own_through_a_checkpointed_recorded_forward_is_loud(block: nn.Module) -> None:
+    """It recomputes unrecorded layers: torch must refuse, not go wrong. The docstring of record says so."""
+    with record(block):
+        y = checkpoint(block, torch.randn(6, 4, 3, 5), use_reentrant=False)
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        y.sum().backward()
