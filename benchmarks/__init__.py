@@ -10,6 +10,3 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# The profiler that counts memory announces every start, and every tensor older than it that is freed.
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -16,7 +18,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
     blind to what is no tensor (Python objects, scratch memory of BLAS) and to what the C allocator keeps in reserve.
     """
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     alive = peak = 0
@@ -24,6 +26,19 @@ def peak_bytes(call: Callable[[], object]) -> int:
         alive += event.nbytes()
         peak = max(peak, alive)
     return peak
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines that the profiler prints at every start and stop, past Python's own streams."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def tensor_bytes(tensors: list[torch.Tensor]) -> int:
