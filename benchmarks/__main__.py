@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 
 NAMES = ("solvers", "step", "harmonize")
+NEEDED = {"torchjd": "torchjd[full]==0.18.*", "cvxpy": "torchjd[full]==0.18.*", "diffusers": "gradbalance[diffusers]"}
 
 
 def main(arguments: list[str]) -> None:
@@ -21,6 +23,9 @@ def main(arguments: list[str]) -> None:
     unknown = sorted(set(options.names) - set(NAMES))
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(NAMES)}.")
+    missing = sorted({package for name, package in NEEDED.items() if find_spec(name) is None})
+    if missing:
+        parser.error(f"the benchmarks need {' '.join(missing)}: pip install {' '.join(repr(name) for name in missing)}")
     torch.set_num_threads(1)
     for name in options.names or NAMES:
         load = os.getloadavg()[0]
