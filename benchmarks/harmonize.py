@@ -25,6 +25,7 @@ COUNTS = (2, 5, 8, 16, 32)
 BASELINE = "one backward"
 COLLECTORS: tuple[Literal["linear", "passes"], ...] = ("linear", "passes")
 PASSES = {"K + 1 passes": None, "linear": 3, "linear, centered": 2, "cached": 1}
+COLLECTING = ("K + 1 passes", "linear", "linear, centered")
 STYLES = {
     "K + 1 passes": (COLORS["passes"], "s-", "K + 1 passes"),
     "linear": (COLORS["gradbalance"], "o-", "linear: L⁺, L⁻, KL"),
@@ -36,7 +37,7 @@ STYLES = {
 def run(quick: bool) -> Result:
     """Measure everything."""
     counts = (2, 5) if quick else COUNTS
-    training = TrainingStep(layers=2, heads=2, batch=2) if quick else TrainingStep(layers=8, heads=8, batch=8)
+    training = TrainingStep(layers=2, heads=2, batch=2) if quick else TrainingStep(layers=6, heads=8, batch=8)
     rows = [row for count in counts for row in _measured(training, count, 2 if quick else 7)]
     settings = training.settings | {"K": counts}
     return Result(
@@ -75,6 +76,7 @@ def _measured(training: TrainingStep, count: int, rounds: int) -> list[dict[str,
     for name, step in steps.items():
         training.clear()
         row = {"K": count, "method": name, **asdict(timings[name]), "peak": held + peak_bytes(step)}
+        row["rows"] = count * tensor_bytes(training.parameters) if name in COLLECTING else 0
         passes = count + 1 if name == "K + 1 passes" else PASSES.get(name)
         if passes is not None:
             # With F forwards and B for a backward pass, passes cost F + passes B where the baseline costs F + B.
@@ -123,11 +125,13 @@ def _memory_table(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> Tabl
     for count in counts:
         by_name = {row["method"]: row for row in rows if row["K"] == count}
         base = by_name[BASELINE]["peak"]
-        line = [str(count), mebibytes(base)]
-        lines.append(
-            line + [f"{mebibytes(by_name[name]['peak'])} ({by_name[name]['peak'] / base:.3f}×)" for name in PASSES]
-        )
-    return Table("Peak memory, MiB", ["K", "one backward", *PASSES], lines)
+        line = [str(count), mebibytes(base), mebibytes(by_name["linear"]["rows"])]
+        for name in PASSES:
+            row = by_name[name]
+            apart = f", {(row['peak'] - row['rows']) / base:.3f}× without rows" if row["rows"] else ""
+            line.append(f"{mebibytes(row['peak'])} ({row['peak'] / base:.3f}×{apart})")
+        lines.append(line)
+    return Table("Peak memory, MiB", ["K", "one backward", "rows", *PASSES], lines)
 
 
 def _notes(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -148,7 +152,8 @@ def _notes(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str
         "“cached” is every step of MARBLE between two refreshes. Error: difference between linear and K "
         "passes in one combination of the rows, relative.",
         "Peak memory: tensors alive at once, from the events of torch's allocator, parameters included. "
-        "The rows need K times the trainable parameters.",
+        "The rows are K gradients of the trainable parameters in float32; their share falls as batch, resolution and "
+        "model grow.",
     ]
 
 
