@@ -66,7 +66,10 @@ class Cycle:
         else:
             outside = plain_gradients(objectives, self._parameters, graph, extra_loss)
             check = check and self._empty and graph.unchecked
-            self._choice = collect(objectives, self._rows, graph, collector=self._collector, check=check)
+            choice = collect(objectives, self._rows, graph, collector=self._collector, check=check)
+            # One micro-batch that needed the slow way is what the user should hear of.
+            if self._choice is None or choice.collector == "passes":
+                self._choice = choice
             add_all(outside)
         self._empty = False
         self._losses += objectives.values

@@ -21,7 +21,7 @@ class BalanceInfo:
         loss_values: [K] sums of the losses over the micro-batches of the cycle.
         active: bool [K], objectives with any defined sample in the cycle.
         refreshed: Were rows collected and the balancer asked? Else the cached weights were used.
-        collector: ``"passes"`` or ``"linear"``; None on cached steps, which need no rows.
+        collector: ``"passes"`` if any micro-batch was collected so, else ``"linear"``; None on steps without rows.
         collector_reason: Why that one.
         coefficients: [K] the balancer's simplex coefficients, where it has them.
         gram: [K, K] float64 Gramian of the rows (without the loss scale of a scaler that was handed over); None on

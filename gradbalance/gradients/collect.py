@@ -82,8 +82,8 @@ def choose(objectives: Objectives, parameters: Sequence[Tensor], graph: Graph, c
     assert objectives.affine is not None
     terms = objectives.affine.terms.shape[0]
     if len(objectives) <= terms:
-        return Choice("passes", f"{len(objectives)} objectives need no more passes than {terms} terms")
-    return Choice("linear", f"{terms} passes for {len(objectives)} objectives")
+        return Choice("passes", f"K = {len(objectives)} objectives take no more passes than M = {terms} terms")
+    return Choice("linear", f"M = {terms} passes against K = {len(objectives)}")
 
 
 def _obstacle_to_linear(objectives: Objectives, parameters: Sequence[Tensor], graph: Graph) -> str:

@@ -1,16 +1,12 @@
 """BalancedOptimizer as a torch optimizer, and its cycle."""
 
 import copy
-import gc
 import json
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gradbalance import (
     MARBLE,
@@ -20,7 +16,6 @@ from gradbalance import (
     CollectorError,
     InvalidArgumentError,
     Mean,
-    NashMTL,
     NonFiniteError,
     StateError,
     backward,
@@ -315,151 +310,3 @@ def test_a_collection_that_fails_half_way_drops_the_cycle(model: nn.Sequential, 
         optimizer.backward(losses)
     with pytest.raises(StateError):
         optimizer.step()
-
-
-# --- recording
-
-
-def test_module_is_recorded_when_rows_are_due_and_only_then(x: Tensor) -> None:
-    model = make_model()
-    optimizer = sgd(model, MARBLE(interval=2), module=model)
-    for step in range(4):
-        optimizer.zero_grad()
-        for _ in range(2):
-            with torch.no_grad():
-                model(x)
-            y = checkpoint(model, x, use_reentrant=False) if step % 3 == 0 else model(x)
-            assert ("forward" in model[0].__dict__) == (step % 2 == 0)
-            optimizer.backward(AffineLoss.linear(y.square().sum(1), torch.randn(8, 4)), extra_loss=y.mean())
-        info = optimizer.balance()
-        assert info.collector == (None if step % 2 else "linear")
-        assert "forward" not in model[0].__dict__
-        optimizer.step()
-
-
-def test_linear_and_passes_train_alike(x: Tensor) -> None:
-    found = []
-    for collector in ("linear", "passes"):
-        model = make_model().double()
-        optimizer = sgd(model, MARBLE(interval=2), module=model, collector=collector)
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(6):
-            optimizer.zero_grad()
-            advantages = torch.randn(8, 4, generator=generator)
-            optimizer.backward(AffineLoss.linear(model(x.double()).square().sum(1), advantages))
-            optimizer.step()
-        found.append(flat(model))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
-def test_dropped_optimizer_neither_lives_nor_records(x: Tensor) -> None:
-    model = make_model()
-    optimizer = sgd(model, MARBLE(), module=model)
-    model(x)
-    assert "forward" in model[0].__dict__
-    gone = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert gone() is None
-    assert "forward" not in model[0].__dict__
-    assert not model._forward_pre_hooks
-
-
-def test_first_refresh_is_checked_unless_told_otherwise() -> None:
-    def cycle(check: bool) -> None:
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1))
-        optimizer = sgd(model, MARBLE(), module=model, check_first_refresh=check)
-        optimizer.backward(AffineLoss.linear(model(torch.randn(8, 3)).square().squeeze(1), torch.randn(8, 4)))
-
-    with pytest.raises(CollectorError, match="disagree"):
-        cycle(True)
-    cycle(False)
-
-
-def test_an_empty_micro_batch_counts_as_nothing(x: Tensor) -> None:
-    """A rank or a micro-batch may hold no sample."""
-    advantages, found = torch.randn(8, 4), []
-    for parts in ([x], [x[:0], x]):
-        model = make_model()
-        optimizer = sgd(model, MARBLE(), module=model)
-        for part in parts:
-            optimizer.backward(AffineLoss.linear(model(part).square().sum(1), advantages[: len(part)], counts=[8] * 4))
-        found.append(optimizer.balance())
-        assert found[-1].collector == "linear"
-    torch.testing.assert_close(found[0].gram, found[1].gram)
-
-
-# --- state
-
-
-def train(model: nn.Module, optimizer: BalancedOptimizer, steps: range) -> list[Tensor]:
-    weights = []
-    for step in steps:
-        optimizer.zero_grad()
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        optimizer.backward(losses_of(model, x))
-        optimizer.step()
-        assert optimizer.info is not None
-        weights.append(optimizer.info.weights)
-    return weights
-
-
-@pytest.mark.parametrize("balancer", [Mean, MGDA, lambda: NashMTL(interval=3), lambda: MARBLE(interval=4)])
-@pytest.mark.parametrize("pause", [1, 4, 6])
-def test_resumes_bit_for_bit(balancer: Callable[[], Any], pause: int, tmp_path: Any) -> None:
-    model = make_model()
-    optimizer = BalancedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), balancer())
-    train(model, optimizer, range(pause))
-    state = optimizer.state_dict()
-    json.dumps(state["balancer"])
-    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "state.pt")
-    expected = train(model, optimizer, range(pause, 10))
-
-    other = make_model()
-    resumed = BalancedOptimizer(torch.optim.AdamW(other.parameters(), lr=1.0), balancer())
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)
-    other.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
-    found = train(other, resumed, range(pause, 10))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert torch.equal(flat(other), flat(model))
-
-
-def test_loaded_names_align_later_losses(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model)
-    optimizer.backward(losses_of(model, x, "cab"))
-    optimizer.step()
-    other = sgd(model)
-    other.load_state_dict(optimizer.state_dict())
-    other.backward(losses_of(model, x, "abc"))
-    assert other.balance().names == ("c", "a", "b")
-
-
-def test_states_that_do_not_fit_change_nothing(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model, MARBLE(interval=3))
-    train(model, optimizer, range(2))
-    before = json.dumps(optimizer.state_dict()["balancer"])
-    with pytest.raises(StateError, match=r"optimizer\.optimizer\.load_state_dict"):
-        optimizer.load_state_dict(optimizer.optimizer.state_dict())
-    with pytest.raises(StateError, match="balancer Mean, but the balancer is MARBLE"):
-        optimizer.load_state_dict(sgd(model, Mean()).state_dict())
-    small = sgd(nn.Linear(1, 1), MARBLE(interval=3))
-    with pytest.raises(ValueError, match="doesn't match"):
-        optimizer.load_state_dict(small.state_dict())
-    assert json.dumps(optimizer.state_dict()["balancer"]) == before
-
-
-def test_a_plain_callable_has_no_state(model: nn.Sequential, x: Tensor) -> None:
-    optimizer = sgd(model, lambda gram: gram.diagonal().rsqrt())
-    train(model, optimizer, range(2))
-    other = sgd(model, lambda gram: gram.diagonal().rsqrt())
-    other.load_state_dict(optimizer.state_dict())
-
-
-def test_wrong_wrapped_objects(model: nn.Sequential) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"plain torch\.optim\.Optimizer, found list"):
-        BalancedOptimizer([], Mean())  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="found BalancedOptimizer"):
-        BalancedOptimizer(sgd(model), Mean())
-    with pytest.raises(InvalidArgumentError, match="callable"):
-        sgd(model, "marble")

@@ -1,0 +1,126 @@
+"""State of BalancedOptimizer: saved, loaded, resumed."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradbalance import (
+    MARBLE,
+    MGDA,
+    BalancedOptimizer,
+    InvalidArgumentError,
+    Mean,
+    NashMTL,
+    StateError,
+)
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def losses_of(model: nn.Module, x: Tensor, names: str = "abc") -> dict[str, Tensor]:
+    y = model(x)
+    return {name: (y[:, "abc".index(name)] * (1 + "abc".index(name))).square().mean() for name in names}
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return make_model()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(8, 4)
+
+
+def mean_of_rows(gram: Tensor) -> Tensor:
+    """As ``Mean``, which needs no rows, but for rows that are collected."""
+    return torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
+
+
+def sgd(model: nn.Module, balancer: Any = None, **options: Any) -> BalancedOptimizer:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return BalancedOptimizer(inner, mean_of_rows if balancer is None else balancer, **options)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def train(model: nn.Module, optimizer: BalancedOptimizer, steps: range) -> list[Tensor]:
+    weights = []
+    for step in steps:
+        optimizer.zero_grad()
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.backward(losses_of(model, x))
+        optimizer.step()
+        assert optimizer.info is not None
+        weights.append(optimizer.info.weights)
+    return weights
+
+
+@pytest.mark.parametrize("balancer", [Mean, MGDA, lambda: NashMTL(interval=3), lambda: MARBLE(interval=4)])
+@pytest.mark.parametrize("pause", [1, 4, 6])
+def test_resumes_bit_for_bit(balancer: Callable[[], Any], pause: int, tmp_path: Any) -> None:
+    model = make_model()
+    optimizer = BalancedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), balancer())
+    train(model, optimizer, range(pause))
+    state = optimizer.state_dict()
+    json.dumps(state["balancer"])
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "state.pt")
+    expected = train(model, optimizer, range(pause, 10))
+
+    other = make_model()
+    resumed = BalancedOptimizer(torch.optim.AdamW(other.parameters(), lr=1.0), balancer())
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    found = train(other, resumed, range(pause, 10))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(flat(other), flat(model))
+
+
+def test_loaded_names_align_later_losses(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model)
+    optimizer.backward(losses_of(model, x, "cab"))
+    optimizer.step()
+    other = sgd(model)
+    other.load_state_dict(optimizer.state_dict())
+    other.backward(losses_of(model, x, "abc"))
+    assert other.balance().names == ("c", "a", "b")
+
+
+def test_states_that_do_not_fit_change_nothing(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, MARBLE(interval=3))
+    train(model, optimizer, range(2))
+    before = json.dumps(optimizer.state_dict()["balancer"])
+    with pytest.raises(StateError, match=r"optimizer\.optimizer\.load_state_dict"):
+        optimizer.load_state_dict(optimizer.optimizer.state_dict())
+    with pytest.raises(StateError, match="balancer Mean, but the balancer is MARBLE"):
+        optimizer.load_state_dict(sgd(model, Mean()).state_dict())
+    small = sgd(nn.Linear(1, 1), MARBLE(interval=3))
+    with pytest.raises(ValueError, match="doesn't match"):
+        optimizer.load_state_dict(small.state_dict())
+    assert json.dumps(optimizer.state_dict()["balancer"]) == before
+
+
+def test_a_plain_callable_has_no_state(model: nn.Sequential, x: Tensor) -> None:
+    optimizer = sgd(model, lambda gram: gram.diagonal().rsqrt())
+    train(model, optimizer, range(2))
+    other = sgd(model, lambda gram: gram.diagonal().rsqrt())
+    other.load_state_dict(optimizer.state_dict())
+
+
+def test_wrong_wrapped_objects(model: nn.Sequential) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"plain torch\.optim\.Optimizer, found list"):
+        BalancedOptimizer([], Mean())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="found BalancedOptimizer"):
+        BalancedOptimizer(sgd(model), Mean())
+    with pytest.raises(InvalidArgumentError, match="callable"):
+        sgd(model, "marble")
