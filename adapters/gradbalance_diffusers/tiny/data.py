@@ -19,6 +19,9 @@ MIX = {"ocr": 0.3, "geneval": 0.6, "general": 0.1}
 TAG_MIX = {"single_object": 0.1, "counting": 0.25, "two_object": 0.3, "position": 0.35}
 """Share of the tags among the geneval pictures: pairs of objects bind last and get more than in the prompt lists."""
 
+WRONG_SHARES = {"ocr": 0.5, "geneval": 0.15, "general": 0.15}
+"""Share of the captions that are wrong in the last stage of pre-training."""
+
 
 def draw_pool(size: int, seed: int) -> tuple[list[Row], Tensor]:
     """Draws training pictures of the train split.
@@ -46,15 +49,14 @@ def to_unit(pictures: Tensor) -> Tensor:
 
 
 def wrong_caption(row: Row, rng: random.Random) -> str:
-    """Returns a prompt that is wrong in one fact: a digit, count, color, shape, order or background."""
+    """Returns a prompt that is wrong in one fact: the digits, a count, color, shape, order or background."""
     background = row["background"]
     if row["source"] == "general":
         other = _other(tuple(BACKGROUNDS), background, rng)
         return row["prompt"].replace(f"a {background} background", f"a {other} background")
     if row["source"] == "ocr":
         color, text = row["prompt"].split()[1], row["prompt"].split('"')[1]
-        i = rng.randrange(len(text))
-        return ocr_row(color, text[:i] + _other("0123456789", text[i], rng) + text[i + 1 :], background)["prompt"]
+        return ocr_row(color, "".join(_other("0123456789", digit, rng) for digit in text), background)["prompt"]
     include = row["include"]
     if len(include) == 1:
         return _wrong_count(include[0], background, rng)

@@ -10,13 +10,13 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, distributed
 from tqdm import tqdm
 
-from gradbalance_diffusers.tiny.data import wrong_caption
+from gradbalance_diffusers.tiny.data import WRONG_SHARES, wrong_caption
 from gradbalance_diffusers.tiny.models import SHIFT
 from gradbalance_diffusers.tiny.prompts import Row
 from gradbalance_diffusers.tiny.train_vae import warmup_cosine
 
 BATCH = 64
-EMA_DECAY = 0.998
+EMA_DECAY = 0.995
 TRAINED = ("transformer", "text_encoder", "text_encoder_2")
 WARMUP = 100
 T5_LENGTH = 256
@@ -32,7 +32,7 @@ class Stage:
         start: Steps taken before the stage.
         steps: Steps of the stage.
         rate: Peak learning rate; it warms up linearly over `WARMUP` steps and falls on a cosine.
-        wrong_share: Share of the captions that are wrong in one fact.
+        wrong_captions: Whether captions are wrong in the shares of `WRONG_SHARES`.
         placeholder_share: Share of the batches that carry the placeholder of a missing T5 encoder, zeros of the
             pipeline's default length. They cost four times as much.
     """
@@ -41,7 +41,7 @@ class Stage:
     start: int
     steps: int
     rate: float
-    wrong_share: float = 0.0
+    wrong_captions: bool = False
     placeholder_share: float = 0.0
 
 
@@ -65,6 +65,7 @@ class FlowTrainer:
         self.right = _tokens(pipeline, [row["prompt"] for row in rows])
         rng = random.Random(seed)
         self.wrong = _tokens(pipeline, [wrong_caption(row, rng) for row in rows])
+        self.wrong_share = torch.tensor([WRONG_SHARES[row["source"]] for row in rows])
         self.parts = {name: getattr(pipeline, name).train() for name in TRAINED}
         self.parameters = [p for part in self.parts.values() for p in part.parameters()]
         self.average = [p.detach().clone() for p in self.parameters]
@@ -155,13 +156,13 @@ class FlowTrainer:
 
     def _loss(self, stage: Stage) -> Tensor:
         pick = torch.randint(len(self.latents), (BATCH,), generator=self.generator)
-        wrong = torch.rand(BATCH, 1, generator=self.generator) < stage.wrong_share
+        wrong = torch.rand(BATCH, generator=self.generator) < self.wrong_share[pick] * stage.wrong_captions
         u = torch.randn(BATCH, generator=self.generator).sigmoid()
         noise = torch.randn((BATCH, *self.latents.shape[1:]), generator=self.generator)
         # Every worker draws the whole batch from the same generator and takes its part.
         pick, wrong, u, noise = (whole[self.rank :: self.workers] for whole in (pick, wrong, u, noise))
         clean = self.latents[pick]
-        tokens = torch.where(wrong, self.wrong[pick], self.right[pick])
+        tokens = torch.where(wrong[:, None], self.wrong[pick], self.right[pick])
         level = SHIFT * u / (1 + (SHIFT - 1) * u)
         s = level.view(-1, 1, 1, 1)
         first = self.parts["text_encoder"](tokens, output_hidden_states=True)
