@@ -72,8 +72,9 @@ class Background:
 
     Example:
         >>> import torch
-        >>> Background()(torch.full((1, 3, 32, 32), 192 / 255), ["on a gray background"], background=["gray"])
-        [1.0]
+        >>> (score,) = Background()(torch.full((1, 3, 32, 32), 250 / 255 - 0.125), [""], background=["white"])
+        >>> round(score, 3)
+        0.75
         >>> Background()(torch.zeros(1, 3, 32, 32), ["on a white background"], background=["white"])
         [0.0]
 

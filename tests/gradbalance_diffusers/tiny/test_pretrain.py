@@ -57,3 +57,10 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(output, tmp_path)
     assert whole["step"] == resumed["step"] == 3
     for a, b in zip(whole["average"], resumed["average"], strict=True):
         assert torch.equal(a, b)
+
+
+def test_two_workers_train_as_one_does(output, tmp_path):
+    main(["--output", str(tmp_path), *SMALL, "--workers=2"])
+    one, two = (torch.load(folder / "work/dilute.pt", weights_only=True)["average"] for folder in (output, tmp_path))
+    difference = max(float((a - b).abs().max()) for a, b in zip(one, two, strict=True))
+    assert difference < 1e-4
