@@ -168,8 +168,8 @@ def microseconds(seconds: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio for reading: three digits where it is small, none where it is large."""
-    return f"{ratio:,.2f}×" if ratio < 10 else f"{ratio:,.0f}×"
+    """A ratio for reading: three digits, or as many as it has before the point."""
+    return f"{ratio:,.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}×"
 
 
 def mebibytes(count: float) -> str:

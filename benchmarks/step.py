@@ -48,7 +48,7 @@ class Model(nn.Module):
 def run(quick: bool) -> Result:
     """Measure everything."""
     counts = (5,) if quick else (5, 20)
-    rows = [row for count in counts for row in _measured(count, 64 if quick else BATCH, 2 if quick else 40)]
+    rows = [row for count in counts for row in _measured(count, 64 if quick else BATCH, 2 if quick else 100 // count)]
     return Result(
         "step",
         {"widths": WIDTHS, "batch": BATCH, "K": counts},
