@@ -200,9 +200,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 result = closure()
         if self._scaler is not None and (self._cycle is None or self._cycle.info is None):
             raise StateError(
-                "step() with a scaler before balance(): the scaler has unscaled gradients that were not written yet. "
-                "Call "
-                "optimizer.balance() before scaler.unscale_(optimizer) and scaler.step(optimizer)."
+                "step() with a scaler before balance(): the scaler has unscaled gradients that were not written "
+                "yet. Call optimizer.balance() before scaler.unscale_(optimizer) and scaler.step(optimizer)."
             )
         self.balance()
         self.optimizer.step()

@@ -108,7 +108,7 @@ def _raise_first_problem(
             "example r = (advantage / (2 * limit) + 0.5).clamp(0, 1)."
         )
     raise InvalidArgumentError(
-        f"counts are the defined samples of the whole cycle and cannot be below this batch's own, found "
-        f"{total.tolist()} against "
-        f"{own.tolist()} for objectives {short}; sum the masks over all micro-batches and ranks."
+        "counts are the defined samples of the whole cycle and cannot be below this batch's own, found "
+        f"{total.tolist()} against {own.tolist()} for objectives {short}; sum the masks over all micro-batches and "
+        "ranks."
     )

@@ -185,9 +185,8 @@ class AffineLoss:
             )
         if batch_size is not None and batch_size < len(positive):
             raise InvalidArgumentError(
-                f"batch_size is the number of samples in the whole cycle and cannot be below this batch's "
-                f"{len(positive)}, "
-                f"found {batch_size}."
+                "batch_size is the number of samples in the whole cycle and cannot be below this batch's "
+                f"{len(positive)}, found {batch_size}."
             )
         dtype = torch.promote_types(positive.dtype, torch.float32)
         coefficients, active = interpolation_coefficients(r, mask, counts, len(positive), dtype, names)

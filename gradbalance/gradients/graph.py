@@ -42,8 +42,7 @@ class Graph:
         if not any(id(parameter) in self.leaves for parameter in parameters):
             raise CollectorError(
                 f"none of the {len(parameters)} balanced parameters is reached by any loss: check that the losses "
-                f"depend "
-                "on them, and that adapters were not switched between forward and backward."
+                "depend on them, and that adapters were not switched between forward and backward."
             )
 
     def outside(self, parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -92,8 +91,7 @@ def _walk(root: Tensor, graph: Graph, seen: set[Node], leaves: dict[int, Tensor]
         elif "CheckpointFunction" in node.name():
             raise CollectorError(
                 "the forward used reentrant gradient checkpointing, which hides its parameters from per-objective "
-                "gradients; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or "
+                "gradients; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or "
                 "gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})."
             )
         for child, _ in node.next_functions:

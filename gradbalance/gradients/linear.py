@@ -78,8 +78,7 @@ class _Contraction:
             raise CollectorError(
                 f"layer {name!r} was called with an input of shape {list(inputs.shape)} whose first dimension is not "
                 f"the batch of {batch} samples, so its gradient cannot be split by sample; keep the batch first, or "
-                f"pass "
-                f"collector='passes'."
+                "pass collector='passes'."
             )
         self.epsilon = max(self.epsilon, _product_epsilon(inputs.dtype))
         weight = self.rows.view(layer.weight) if layer.weight.requires_grad else None
@@ -179,11 +178,9 @@ def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> Non
         worst = int(errors.argmax())
         raise CollectorError(
             f"rows of the linear collector disagree with a backward pass of objective {loss.names[k]!r}: "
-            f"{parameter_name(rows.parameters[worst], graph, worst)} is off by {errors[worst]:.1e} relative. Something "
-            "mixes the samples of a batch (batch normalization, contrastive terms) or the batch is not the first "
-            "dimension of a "
-            "layer's "
-            "input; pass collector='passes'."
+            f"{parameter_name(rows.parameters[worst], graph, worst)} is off by {errors[worst]:.1e} relative. "
+            "Something mixes the samples of a batch (batch normalization, contrastive terms) or the batch is not "
+            "the first dimension of a layer's input; pass collector='passes'."
         )
     for recording in graph.recordings:
         recording.mark_checked()

@@ -112,9 +112,8 @@ def as_objectives(losses: Losses) -> Objectives:
     if isinstance(losses, AffineLoss):
         if not losses.terms.requires_grad:
             raise InvalidArgumentError(
-                "the terms of the AffineLoss need no grad: they were computed under no_grad, from detached tensors, or "
-                "from "
-                "frozen parameters. Compute them from the trained parameters with grad enabled."
+                "the terms of the AffineLoss need no grad: they were computed under no_grad, from detached tensors, "
+                "or from frozen parameters. Compute them from the trained parameters with grad enabled."
             )
         return Objectives(losses.names, (), losses, losses.active, losses.objectives().detach())
     if isinstance(losses, Mapping):

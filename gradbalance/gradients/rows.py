@@ -141,8 +141,7 @@ def balanced_parameters(params: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]
         found = f"found {len(given)}, all frozen" if given else "found none at all"
         raise InvalidArgumentError(
             f"params must hold at least one tensor that requires grad, {found}; an iterator such as "
-            f"module.parameters() "
-            "can be read only once, and LoRA adapters are trainable only while they are active."
+            "module.parameters() can be read only once, and LoRA adapters are trainable only while they are active."
         )
     if not all(parameter.is_leaf for parameter in trainable):
         raise InvalidArgumentError("params must be leaf tensors (parameters), found the result of an operation.")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gradbalance import InvalidArgumentError
@@ -36,4 +38,4 @@ def test_cosine_ends_at_its_ratio_and_never_rises_again() -> None:
     values = [factor(step) for step in range(30)]
     assert values[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert values[20] == pytest.approx(0.2)
-    assert all(a >= b for a, b in zip(values[2:], values[3:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(values[2:]))

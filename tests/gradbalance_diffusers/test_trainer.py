@@ -149,8 +149,7 @@ def test_marble_refreshes_on_schedule_and_uses_the_linear_collector(make: Make) 
 
 def test_stages_change_rewards_prompts_and_method(make: Make) -> None:
     stages = (
-        "stages=[{name: first, epochs: 1, rewards: [contrast], mix: {ocr: 1}}, "
-        "{name: second, epochs: 1, method: mean}]"
+        "stages=[{name: first, epochs: 1, rewards: [contrast], mix: {ocr: 1}}, {name: second, epochs: 1, method: mean}]"
     )
     trainer = make("run", stages, "run.epochs=2", "evaluation.every=100")
     trainer.fit()
@@ -187,7 +186,8 @@ def first_gradient(trainer: NFTTrainer) -> torch.Tensor:
 @pytest.mark.parametrize("center", ["true", "false"])
 @pytest.mark.parametrize("method", ["marble", "mean"])
 def test_micro_batches_give_the_gradient_of_the_whole(make: Make, center: str, method: str) -> None:
-    options = [f"loss.center={center}", f"balance.method={method}", "loss.kl_weight=0.01", "optimizer.max_grad_norm=null"]
+    options = [f"loss.center={center}", f"balance.method={method}", "loss.kl_weight=0.01"]
+    options += ["optimizer.max_grad_norm=null"]
     whole = first_gradient(make("whole", *options))
     parts = first_gradient(make("parts", *options, "optimizer.micro_batch_size=5"))
     assert torch.linalg.vector_norm(whole - parts) <= 1e-5 * torch.linalg.vector_norm(whole)
