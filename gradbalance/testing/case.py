@@ -21,7 +21,7 @@ class Case:
     Attributes:
         rows: [K, P] float64.
         kind: Which of the proved kinds the rows are of; see :data:`~gradbalance.testing.KINDS`.
-        earlier: Rows [K, P_i] of steps before, of any kind, for balancers that remember.
+        earlier: Rows [K, P_i] of one or two steps before, of no particular kind, for balancers that remember.
         scales: [K] powers of two between 2^-10 and 2^10, one per objective.
         factor: One power of two between 2^-40 and 2^40, common to all.
         order: A permutation of the objectives.

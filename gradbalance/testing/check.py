@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,9 +35,8 @@ class Failure:
         entries = [[f"{value:g}" for value in row] for row in self.case.rows.tolist()]
         matrix = "[" + ", ".join("[" + ", ".join(row) + "]" for row in entries) + "]"
         return (
-            f"{self.claim.name}: {self.claim.claim}\n"
-            f"    smallest input ({self.case.kind}, K = {len(entries)}): rows {matrix}\n"
-            f"    found: {self.found}"
+            f"{self.claim.name}: {self.claim.claim}\n    smallest input ({self.case.kind}, K = {len(entries)}): rows "
+            f"{matrix}\n    found: {self.found}"
         )
 
 
@@ -64,8 +64,8 @@ def check_balancer(
     """Search for inputs on which a balancer breaks what it claims.
 
     Rows of the kinds proved in :data:`~gradbalance.testing.KINDS` are drawn, and every claim is checked on those kinds
-    it is about. Where one is broken, the input is shrunk to the smallest that still breaks it. All claims are searched:
-    one broken claim does not hide another.
+    it is about. Where one is broken, the input is shrunk to the smallest of that kind that still breaks it. All claims
+    are searched: one broken claim does not hide another.
 
     Args:
         factory: Makes a new balancer, for example its class. Called often.
@@ -74,7 +74,8 @@ def check_balancer(
         kinds: Restrict the search to these kinds of rows; None for all.
         objectives: K, or the least and most K.
         tolerance: Relative error allowed where claims compare numbers; each says how it is used.
-        max_examples: How many inputs; None for the number in the current hypothesis profile.
+        max_examples: How many inputs, shared equally among the kinds; None for the number in the current hypothesis
+            profile.
 
     Raises:
         ClaimError: A claim is broken; the message has each broken claim in words, with its smallest input.
@@ -106,15 +107,16 @@ def check_balancer(
                 f"claim {invariant.name} is about rows of kinds {list(invariant.kinds)}, but only {allowed} are drawn. "
                 "Widen `kinds` or `objectives`, or leave the claim out."
             )
+    per_kind = math.ceil((max_examples or settings().max_examples) / len(allowed))
     failures: list[Failure] = []
-    while invariants:
-        used = [kind for kind in allowed if any(kind in invariant.kinds for invariant in invariants)]
-        search = cases(kinds=used, objectives=objectives, tolerance=tolerance)
-        failure = _search(factory, invariants, search, max_examples or settings().max_examples)
-        if failure is None:
-            break
-        failures.append(failure)
-        invariants = [invariant for invariant in invariants if invariant is not failure.claim]
+    # Kind by kind, so that none is missed by chance.
+    for kind in allowed:
+        search = cases(kinds=[kind], objectives=objectives, tolerance=tolerance)
+        remaining = [invariant for invariant in invariants if kind in invariant.kinds]
+        while remaining and (failure := _search(factory, remaining, search, per_kind)):
+            failures.append(failure)
+            remaining.remove(failure.claim)
+            invariants.remove(failure.claim)
     if failures:
         name = getattr(factory, "__qualname__", repr(factory))
         details = "\n\n".join(f"  {failure}" for failure in failures)
@@ -150,8 +152,6 @@ def _search(
     def look(case: Case) -> None:
         # Once one claim is broken, shrink the input for that claim.
         for claim in [failures[0].claim] if failures else invariants:
-            if case.kind not in claim.kinds:
-                continue
             found = _violation(claim, factory, case)
             if found is not None:
                 failures[:] = [Failure(claim, case, found)]

@@ -28,7 +28,9 @@ def _lists(low: int, high: int, size: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(low, high), min_size=size, max_size=size)
 
 
-def _rows(low: int, high: int, count: int, columns: int) -> st.SearchStrategy[Integers]:
+def integer_rows(low: int, high: int, count: int, columns: int) -> st.SearchStrategy[Integers]:
+    """Any integers between two bounds, in ``count`` rows of ``columns``."""
+
     def split(flat: list[int]) -> Integers:
         return [flat[i * columns : (i + 1) * columns] for i in range(count)]
 
@@ -44,7 +46,7 @@ def well_conditioned(draw: Draw, count: int) -> Integers:
     and K^2 <= lambda(A A') <= (3K)^2 + K^2. Independent rows have no convex combination 0: not stationary.
     """
     columns = count + draw(st.integers(0, count))
-    rows = draw(_rows(-1, 1, count, columns))
+    rows = draw(integer_rows(-1, 1, count, columns))
     for k in range(count):
         rows[k][k] += 2 * count
     return rows
@@ -57,7 +59,7 @@ def non_stationary(draw: Draw, count: int) -> Integers:
     Proof. All first entries are positive, so <g_k, e_1> > 0 for all k.
     """
     columns = draw(st.integers(0, count + 1))
-    rest = draw(_rows(-LARGEST, LARGEST, count, columns))
+    rest = draw(integer_rows(-LARGEST, LARGEST, count, columns))
     first = draw(_lists(1, LARGEST, count))
     return [[entry, *row] for entry, row in zip(first, rest, strict=True)]
 
@@ -87,7 +89,7 @@ def nearly_parallel(draw: Draw, count: int) -> Integers:
     columns = min(12, draw(st.integers(1, count + 1)))
     base = [draw(st.integers(1, LARGEST)), *draw(_lists(-LARGEST, LARGEST, columns - 1))]
     power = draw(st.integers(10, 20))
-    offsets = draw(_rows(-LARGEST, LARGEST, count, columns))
+    offsets = draw(integer_rows(-LARGEST, LARGEST, count, columns))
     return [[2**power * b + e for b, e in zip(base, row, strict=True)] for row in offsets]
 
 
@@ -99,8 +101,8 @@ def singular(draw: Draw, count: int) -> Integers:
     """
     rank = draw(st.integers(1, count - 1))
     columns = draw(st.integers(1, count + 1))
-    mixing = draw(_rows(-3, 3, count, rank))
-    basis = draw(_rows(-LARGEST, LARGEST, rank, columns))
+    mixing = draw(integer_rows(-3, 3, count, rank))
+    basis = draw(integer_rows(-LARGEST, LARGEST, rank, columns))
     return [[sum(c * b[j] for c, b in zip(row, basis, strict=True)) for j in range(columns)] for row in mixing]
 
 
@@ -111,7 +113,7 @@ def strongly_stationary(draw: Draw, count: int) -> Integers:
     Proof. The last row is -sum_k w_k g_k over the others with integers w_k > 0: all rows, weighted by (w, 1), sum to 0.
     """
     columns = draw(st.integers(1, count + 1))
-    rows = draw(_rows(-LARGEST, LARGEST, count - 1, columns))
+    rows = draw(integer_rows(-LARGEST, LARGEST, count - 1, columns))
     weights = draw(_lists(1, 3, count - 1))
     last = [-sum(w * row[j] for w, row in zip(weights, rows, strict=True)) for j in range(columns)]
     complete = [*rows, last]
@@ -129,7 +131,7 @@ def strictly_weakly_stationary(draw: Draw, count: int) -> Integers:
     """
     size = draw(st.integers(2, count - 1))
     inner = draw(strongly_stationary(size))
-    outer = draw(_rows(-LARGEST, LARGEST, count - size, len(inner[0])))
+    outer = draw(integer_rows(-LARGEST, LARGEST, count - size, len(inner[0])))
     first = draw(_lists(1, LARGEST, count - size))
     joined = [[0, *row] for row in inner]
     joined += [[entry, *row] for entry, row in zip(first, outer, strict=True)]
@@ -176,8 +178,8 @@ def masked(draw: Draw, count: int) -> Integers:
 Kind: TypeAlias = Callable[[int], st.SearchStrategy[Matrix]]
 
 KINDS: dict[str, Kind] = {
-    "well_conditioned": well_conditioned,
     "non_stationary": non_stationary,
+    "well_conditioned": well_conditioned,
     "conflicting": conflicting,
     "nearly_parallel": nearly_parallel,
     "singular": singular,

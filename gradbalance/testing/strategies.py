@@ -11,10 +11,12 @@ from torch import Tensor
 
 from gradbalance.errors import InvalidArgumentError
 from gradbalance.testing.case import Case, product
-from gradbalance.testing.kinds import KINDS, Matrix, fewest
+from gradbalance.testing.kinds import KINDS, LARGEST, Matrix, fewest, integer_rows
 
 Kinds: TypeAlias = Sequence[str] | None
 Count: TypeAlias = int | tuple[int, int]
+# Of earlier steps: few enough that their rows often conflict and are sometimes dependent.
+_COLUMNS = 4
 
 
 def rows(*, kinds: Kinds = None, objectives: Count = (1, 6)) -> st.SearchStrategy[Tensor]:
@@ -59,17 +61,20 @@ def cases(draw: st.DrawFn, *, kinds: Kinds, objectives: Count, tolerance: float)
     """Rows, and all that the invariants need around them."""
     low, high = _range(objectives)
     kind = draw(st.sampled_from(known_kinds(kinds, objectives)))
+    # What goes with K is drawn for the most K and cut, and K last: hypothesis can then shrink K by itself.
+    exponents = draw(st.lists(st.integers(-10, 10), min_size=high, max_size=high))
+    factor = 2.0 ** draw(st.integers(-40, 40))
+    order = draw(st.permutations(range(high)))
+    earlier = [draw(integer_rows(-LARGEST, LARGEST, high, _COLUMNS)) for _ in range(draw(st.integers(1, 2)))]
     main = draw(_of_kind(kind, low, high))
     count = len(main)
-    others = [name for name in ("conflicting", "masked", "strongly_stationary") if fewest(name) <= count]
-    earlier = draw(st.lists(rows(kinds=others, objectives=count), min_size=1, max_size=2))
     return Case(
         rows=main,
         kind=kind,
-        earlier=tuple(earlier),
-        scales=torch.tensor([2.0 ** draw(st.integers(-10, 10)) for _ in range(count)], dtype=torch.float64),
-        factor=2.0 ** draw(st.integers(-40, 40)),
-        order=tuple(draw(st.permutations(range(count)))),
+        earlier=tuple(torch.tensor(matrix[:count], dtype=torch.float64) for matrix in earlier),
+        scales=2.0 ** torch.tensor(exponents[:count], dtype=torch.float64),
+        factor=factor,
+        order=tuple(place for place in order if place < count),
         tolerance=tolerance,
     )
 
@@ -105,9 +110,10 @@ def _of_kind(kind: str, low: int, high: int) -> st.SearchStrategy[Tensor]:
 
 
 def _range(objectives: Count) -> tuple[int, int]:
-    given = (objectives, objectives) if isinstance(objectives, int) else objectives
-    if len(given) != 2 or not all(isinstance(bound, int) for bound in given) or not 1 <= given[0] <= given[1]:
+    pair = objectives if isinstance(objectives, tuple) else (objectives, objectives)
+    whole = len(pair) == 2 and all(isinstance(bound, int) and not isinstance(bound, bool) for bound in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
         raise InvalidArgumentError(
             f"`objectives` should be a number K >= 1 or a pair (least, most) of such. Found {objectives!r}."
         )
-    return given
+    return pair

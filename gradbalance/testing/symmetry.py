@@ -42,7 +42,11 @@ def _same_direction(factory: Factory, case: Case, changed: Tensor, what: str) ->
 
 @on()
 def permutation_equivariance(factory: Factory, case: Case) -> None:
-    """The order of the objectives does not matter: reordered, they give the same direction."""
+    """The order of the objectives does not matter: reordered, they give the same direction.
+
+    Their weights may differ where several give it. As for the other symmetries: a solver that stops at a relative gap e
+    finds the direction to sqrt(2 e).
+    """
     order = list(case.order)
     _same_direction(factory, case, case.rows[order], f"in the order {order}")
 
