@@ -38,7 +38,7 @@ def run(quick: bool) -> Result:
     """Measure everything."""
     counts = (2, 5) if quick else COUNTS
     training = TrainingStep(layers=2, heads=2, batch=2) if quick else TrainingStep(layers=6, heads=8, batch=8)
-    rows = [row for count in counts for row in _measured(training, count, 2 if quick else 7)]
+    rows = [row for count in counts for row in _measured(training, count, 2 if quick else 3)]
     settings = training.settings | {"K": counts}
     return Result(
         "harmonize",

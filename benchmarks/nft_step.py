@@ -16,7 +16,7 @@ from gradbalance_diffusers.roles import AdapterRoles
 
 RANK = 32
 KL_WEIGHT = 1e-4
-LATENT, CHANNELS, TEXT_TOKENS, TEXT_WIDTH = 24, 16, 48, 256
+LATENT, CHANNELS, TEXT_TOKENS, TEXT_WIDTH = 20, 16, 32, 256
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
 

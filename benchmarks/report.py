@@ -157,7 +157,7 @@ def figure(columns: int, rows: int = 1, *, height: float = 3.1) -> tuple[Figure,
     """An empty figure in the style of the page, and its axes as an array [rows, columns]."""
     plt.rcParams.update({
         "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-        "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 4,
+        "legend.frameon": False, "axes.axisbelow": True, "lines.linewidth": 1.8, "lines.markersize": 4,
     })  # fmt: skip
     return plt.subplots(rows, columns, figsize=(3.6 * columns, height * rows), squeeze=False, layout="constrained")
 

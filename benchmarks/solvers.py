@@ -40,7 +40,7 @@ def run(quick: bool) -> Result:
     for regime in REGIMES:
         for count in counts:
             for dtype in DTYPES:
-                drawn = problems(regime, count, DTYPES[dtype], 2 if quick else 8 if count <= 16 else 4)
+                drawn = problems(regime, count, DTYPES[dtype], 2 if quick else 8 if count <= 16 else 3)
                 about = {"regime": regime, "K": count, "dtype": dtype}
                 rows += [about | {"problem": "min-norm"} | found for found in _min_norm(drawn, 2 if quick else 15)]
                 rows += [about | {"problem": "nash"} | found for found in _nash(drawn, 1 if quick else 3)]
