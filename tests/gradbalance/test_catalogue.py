@@ -209,7 +209,7 @@ GAPS = [
     ("DualProjWeighting", non_conflict, "ill_scaled"),
     ("CAGradWeighting", scale_equivariance, "well_conditioned"),
     ("IMTLGWeighting", non_conflict, "strongly_stationary"),
-    ("IMTLGWeighting", scale_equivariance, "well_conditioned"),
+    ("IMTLGWeighting", scale_equivariance, "nearly_parallel"),
     ("PCGradWeighting", determinism, "conflicting"),
     ("PCDWeighting", state_round_trip, "well_conditioned"),
     ("GradVacWeighting", state_round_trip, "well_conditioned"),
