@@ -44,12 +44,16 @@ def take_turns(candidates: Mapping[str, Callable[[], object]], *, baseline: str,
         rounds: How often each has its turn.
     """
     repeats = {name: _repeats(call) for name, call in candidates.items()}
+    # What is alive by now (all of torch) stays; looking at it before every turn would take longer than many a turn.
+    gc.collect()
+    gc.freeze()
     times: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
         for name in order:
             times[name].append(_cpu_time(candidates[name], repeats[name]))
+    gc.unfreeze()
     base = np.array(times[baseline])
     timings = {}
     for name, measured in times.items():
