@@ -9,9 +9,15 @@ ENV := OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .PHONY: demo test test-slow test-nightly lint bench docs clean
 
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) ".[dev]"
+	touch $@
+
+$(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: $(STAMP)
+	$(INSTALL) ".[dev,$*]"
 	touch $@
 
 demo: $(STAMP)
@@ -32,8 +38,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
-	$(ENV) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/solvers.py
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
