@@ -2,7 +2,7 @@
 
 Import from the modules; nothing heavy is loaded before it is used.
 
-* ``policy`` (``SD3Policy``), ``sampling``, ``scheduler``, ``embeddings``: the model in its three roles, and its pictures.
+* ``policy`` (``SD3Policy``), ``sampling``, ``scheduler``, ``embeddings``: the model in three roles, and its pictures.
 * ``nft``, ``advantages``, ``timesteps``, ``old_policy``, ``ema``: the DiffusionNFT algorithm in small pieces.
 * ``rewards`` (``RewardSet``, ``make_reward``), ``prompts``: what is asked for and how it is scored.
 * ``trainer`` (``NFTTrainer``), ``evaluation``, ``checkpoint``, ``run_folder``, ``report``: a run.

@@ -132,7 +132,7 @@ class TorchJD:
         easy: Sequence[Invariant] = (),
         objectives: int | tuple[int, int] = (1, 5),
         tolerance: float = 1e-6,
-        max_examples: int = 40,
+        max_examples: int = 20,
         needs: str = "torchjd",
         **options: Any,
     ) -> None:
