@@ -5,6 +5,7 @@ Losses -> per-objective gradients -> Gramian -> weights -> one gradient -> any t
 
 from .affine import AffineLoss
 from .balancers import MARBLE, MGDA, Balancer, ConstantBalancer, Fixed, Mean, NashMTL, StatefulBalancer
+from .conflict_meter import ConflictMeter
 from .diagnostics import ConflictRate, summary
 from .errors import (
     CollectorError,
@@ -31,6 +32,7 @@ __all__ = [
     "BalancedOptimizer",
     "Balancer",
     "CollectorError",
+    "ConflictMeter",
     "ConflictRate",
     "ConstantBalancer",
     "Fixed",

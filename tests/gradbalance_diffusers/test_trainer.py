@@ -16,6 +16,7 @@ from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load
 from gradbalance_diffusers.config import Config, load_config
 from gradbalance_diffusers.rewards import RewardSet
 from gradbalance_diffusers.run_folder import RunFolder
+from gradbalance_diffusers.summarize import before_after, summary_table
 from gradbalance_diffusers.trainer import NFTTrainer
 
 SMALL = [
@@ -228,3 +229,14 @@ def test_a_failing_reward_stops_the_run_with_its_name(make: Make) -> None:
     trainer = make("run", rewards=RewardSet({"saturation": broken, "contrast": broken, "background": broken}))
     with pytest.raises(gb.GradBalanceError, match=r"saturation.*no scorer here"):
         trainer.fit()
+
+
+def test_finished_runs_are_summarized(make: Make) -> None:
+    trainer = make("run", "evaluation.saved_images=2")
+    trainer.fit()
+    header, _, untrained, line = summary_table([trainer.folder.path]).splitlines()
+    assert header == "| run | saturation | contrast | background |"
+    change = rows(trainer, "eval")[-1]["change"]["contrast"]
+    assert f"{change['mean']:+.3f} ± {change['se']:.3f}" in line
+    assert f"{rows(trainer, 'eval')[0]['rewards']['contrast']['mean']:.3f}" in untrained
+    assert before_after(trainer.folder.path, sources=("ocr",), count=2).width > 2 * 128
