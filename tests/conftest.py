@@ -24,3 +24,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name functions by their names: their default id holds an address, which differs between the worker processes."""
+    return getattr(val, "__qualname__", None) if callable(val) else None
