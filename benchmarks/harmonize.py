@@ -171,9 +171,9 @@ def _figure(rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> Figure:
         axis.set_xscale("log", base=2)
         axis.set_xticks(counts, [str(count) for count in counts])
         axis.set_xlabel("rewards K")
-    speed.set_ylim(0, 1.25)
+    speed.set_ylim(0, 1.1)
     speed.set_title("speed, × one backward")
-    speed.legend(fontsize=6.5, loc="upper right", ncols=2)
+    result.legend(fontsize=7.5, loc="outside lower center", ncols=3)
     memory.set_ylim(0.95, max(1.1, math.ceil(10 * memory.get_ylim()[1]) / 10))
     memory.set_title("peak memory, × one backward")
     return result
