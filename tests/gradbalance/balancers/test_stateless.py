@@ -105,7 +105,7 @@ def test_methods_differ() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("make", [Mean, MGDA, lambda: MGDA(normalize=True), NashMTL, MARBLE], ids=str)
+@pytest.mark.parametrize("make", [Mean, MGDA, lambda: MGDA(normalize=True), NashMTL, MARBLE])
 def test_any_dtype_gives_float64(make: object, dtype: torch.dtype) -> None:
     gram = torch.tensor([[4.0, 1.0, 0.5], [1.0, 2.0, 0.0], [0.5, 0.0, 1.0]])
     weights = make()(gram.to(dtype))  # type: ignore[operator]

@@ -192,7 +192,6 @@ def test_a_broken_balancer_is_caught(name: str) -> None:
         ("scale_equivariance", changed(gb.MGDA, lambda w, g: w * (g.trace() > 1e-4))),
         ("rests_when_stationary", gb.Mean),
     ],
-    ids=str,
 )
 def test_other_ways_to_break_a_claim(name: str, broken: Callable[[], Any]) -> None:
     with pytest.raises(ClaimError):
