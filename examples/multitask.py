@@ -116,7 +116,7 @@ def draw(results: dict[str, np.ndarray], alone: np.ndarray, path: Path) -> None:
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(left=False)
     axes[0].set_yticks(range(len(results)), list(results))
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(results) - 0.5, -0.5)
     figure.suptitle("Held-out scores; grey line: a model trained on that task alone", fontsize=9, color="0.35")
     figure.savefig(path, dpi=150)
 
