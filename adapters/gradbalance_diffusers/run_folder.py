@@ -6,7 +6,7 @@
     metrics.jsonl                    one row per optimizer step or evaluation; no clock times, so it is reproducible
     timings.jsonl                    seconds, apart from the metrics for that reason
     evaluations/epoch-0012.json      scores of every held-out prompt
-    evaluations/epoch-0012/003.png   pictures of some of them
+    evaluations/epoch-0012/003.png   pictures of some of them, and grid.png with all of these
     checkpoints/step-000123/         see checkpoint.py
     report.html
 """
@@ -27,8 +27,9 @@ from torch import Tensor
 from gradbalance.errors import InvalidArgumentError, StateError
 
 from .config import Config
-from .figures import to_image
+from .figures import image_grid, to_image
 
+GRID_PIXELS = 128
 _LOGS = ("metrics.jsonl", "timings.jsonl")
 _OWN = ("config.yaml", *_LOGS, "evaluations", "checkpoints", "report.html")
 
@@ -141,8 +142,13 @@ class RunFolder:
         """
         stem = self.path / "evaluations" / f"epoch-{record['epoch']:04d}"
         stem.mkdir(parents=True, exist_ok=True)
-        for index, image in images.items():
-            to_image(image).save(stem / f"{index:03d}.png")
+        pictures = {index: to_image(image) for index, image in images.items()}
+        for index, picture in pictures.items():
+            picture.save(stem / f"{index:03d}.png")
+        if pictures:
+            captions = [record["prompts"][index]["prompt"] for index in pictures]
+            scale = max(1, GRID_PIXELS // next(iter(pictures.values())).width)
+            image_grid(list(pictures.values()), columns=8, scale=scale, captions=captions).save(stem / "grid.png")
         write_whole(stem.with_suffix(".json"), json.dumps(_finite(record), allow_nan=False).encode())
         return stem.with_suffix(".json")
 

@@ -240,3 +240,47 @@ def test_finished_runs_are_summarized(make: Make) -> None:
     assert f"{change['mean']:+.3f} ± {change['se']:.3f}" in line
     assert f"{rows(trainer, 'eval')[0]['rewards']['contrast']['mean']:.3f}" in untrained
     assert before_after(trainer.folder.path, sources=("ocr",), count=2).width > 2 * 128
+
+
+def test_the_sd35_recipe_trains_a_small_pipeline_of_that_architecture(t5_pipeline_path: Path, tmp_path: Path) -> None:
+    """bf16 base and autocast, T5, gradient checkpointing, DPM++ 2M on the grid, KL, uncentered: the published recipe."""
+    for name, text in {"general": "a cat\na dog\n", "ocr": 'a sign that says "OK"\n'}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("general", "ocr")}
+    overrides = [
+        f"model.path={t5_pipeline_path}",
+        *["model.device=cpu", "model.height=16", "model.width=16", "model.lora_rank=4", "model.max_sequence_length=5"],
+        *[
+            "sampling.steps=3",
+            "timesteps.per_image=2",
+            f"prompts.sources={json.dumps(files)}",
+            "prompts.mix={general: 1, ocr: 1}",
+        ],
+        *[
+            "prompts.groups_per_epoch=2",
+            "prompts.images_per_prompt=3",
+            "rewards=[saturation, jpeg_compressibility, contrast]",
+        ],
+        *[f"evaluation.sources={json.dumps(files)}", "evaluation.steps=2", "evaluation.prompts_per_source=1"],
+        *["optimizer.micro_batch_size=4", "run.epochs=2", f"run.folder={tmp_path / 'run'}"],
+    ]
+    config = load_config("sd35-medium", overrides)
+    policy = load_policy(config.model, seed=0)
+    assert policy.dtype == torch.bfloat16
+    before = {name: p.detach().clone() for name, p in policy.parameters.items()}
+    with RunFolder(config.run.folder) as folder:
+        folder.write_config(config)
+        trainer = NFTTrainer(
+            config,
+            policy=policy,
+            rewards=load_rewards(config),
+            prompts=training_prompts(config),
+            evaluation_prompts=evaluation_prompts(config),
+            optimizer=torch.optim.AdamW(policy.parameters.values(), lr=config.optimizer.lr),
+            folder=folder,
+        )
+        trainer.fit()
+    log = rows(trainer, "train")
+    assert [row["collector"] for row in log] == ["linear", None]
+    assert log[1]["kl"] > 0
+    assert any(not torch.equal(p, before[name]) for name, p in policy.parameters.items())
