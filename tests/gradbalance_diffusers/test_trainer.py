@@ -243,7 +243,7 @@ def test_finished_runs_are_summarized(make: Make) -> None:
 
 
 def test_the_sd35_recipe_trains_a_small_pipeline_of_that_architecture(t5_pipeline_path: Path, tmp_path: Path) -> None:
-    """bf16 base and autocast, T5, gradient checkpointing, DPM++ 2M on the grid, KL, uncentered: the published recipe."""
+    """bf16 base and autocast, T5, gradient checkpointing, DPM++ 2M on the grid, KL, uncentered: as published."""
     for name, text in {"general": "a cat\na dog\n", "ocr": 'a sign that says "OK"\n'}.items():
         (tmp_path / f"{name}.txt").write_text(text)
     files = {name: str(tmp_path / f"{name}.txt") for name in ("general", "ocr")}
