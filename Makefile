@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # Two processes on two cores: one thread each, and idle OpenMP threads must not spin (it costs 5-30x when cores are shared).
-ENV := OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# transformers warns of image processors that nothing here uses.
+ENV := OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error
 
 .PHONY: demo test test-slow test-nightly lint bench docs clean
 

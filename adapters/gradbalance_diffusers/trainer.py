@@ -44,15 +44,23 @@ from .training_log import evaluation_row, save_evaluation, training_row
 
 @dataclass(frozen=True)
 class EpochData:
-    """What the optimizer steps of one epoch need: S = samples, T = noise levels per sample, K = objectives."""
+    """What the optimizer steps of one epoch need: S samples, T noise levels per sample, K objectives.
 
-    latents: Tensor  # [S, C, h, w]
+    Attributes:
+        rollout: The scored samples, with their clean latents ``[S, C, h, w]``.
+        names: K names of what is balanced.
+        advantages: Per-reward advantages ``[S, K]`` with their mask.
+        r: Optimality ``[S, K]`` in [0, 1].
+        sigma: Noise levels ``[S, T]``.
+        noise: ``[S, T, C, h, w]``.
+    """
+
     rollout: Rollout
-    groups: Tensor  # [S] prompt-group id
-    r: Tensor  # [S, K] optimality in [0, 1]
-    mask: Tensor  # [S, K]
-    sigma: Tensor  # [S, T]
-    noise: Tensor  # [S, T, C, h, w]
+    names: list[str]
+    advantages: Advantages
+    r: Tensor
+    sigma: Tensor
+    noise: Tensor
 
 
 class NFTTrainer:
@@ -122,10 +130,8 @@ class NFTTrainer:
         """One epoch of DiffusionNFT with a balanced direction; returns the rewards of its samples."""
         started = time.perf_counter()
         rng = np.random.SeedSequence([self.config.run.seed, epoch])
-        groups = self.sampler.epoch(epoch)
-        repeats = self.config.prompts.images_per_prompt
-        prompts = [prompt for prompt in groups for _ in range(repeats)]
-        group_ids = torch.arange(len(groups)).repeat_interleave(repeats)
+        prompts = self.sampler.samples(epoch)
+        groups = torch.arange(len(prompts)) // self.config.prompts.images_per_prompt
         seeds = [int(word) for word in rng.generate_state(len(prompts))]
 
         with self.policy.role("old"):
@@ -133,23 +139,17 @@ class NFTTrainer:
                 self.policy, self.encoder, self.rewards, prompts, seeds, self.config.sampling, size=self.size
             )
         sampled = time.perf_counter()
-        names, values, mask = self._objectives(rollout.rewards)
-        advantages = group_advantages(values, mask, group_ids, std=self.config.loss.advantage_std)
 
+        names, values, mask = self._objectives(rollout.rewards)
+        advantages = group_advantages(values, mask, groups, std=self.config.loss.advantage_std)
+        r = optimality(advantages.values, self.config.loss.advantage_clip)
         generator = torch.Generator().manual_seed(int(rng.spawn(1)[0].generate_state(1)[0]))
-        sigma, noise = self.timesteps.draw(group_ids, rollout.latents.shape[1:], generator)
-        data = EpochData(
-            latents=rollout.latents,
-            rollout=rollout,
-            groups=group_ids,
-            r=optimality(advantages.values, self.config.loss.advantage_clip),
-            mask=advantages.mask,
-            sigma=sigma,
-            noise=noise,
-        )
-        for part in torch.randperm(len(groups), generator=generator).chunk(self.config.optimizer.steps_per_epoch):
-            samples = torch.isin(group_ids, part).nonzero().flatten()
-            self._optimizer_step(data, samples, names, advantages, rollout.rewards, epoch)
+        sigma, noise = self.timesteps.draw(groups, rollout.latents.shape[1:], generator)
+        data = EpochData(rollout, names, advantages, r, sigma, noise)
+
+        order = torch.randperm(self.config.prompts.groups_per_epoch, generator=generator)
+        for part in order.chunk(self.config.optimizer.steps_per_epoch):
+            self._optimizer_step(data, torch.isin(groups, part).nonzero().flatten(), epoch)
         self.policy.blend_old(self.old_schedule(self.step))
         self.folder.log_timing(
             {"epoch": epoch, "sampling": sampled - started, "training": time.perf_counter() - sampled}
@@ -158,41 +158,34 @@ class NFTTrainer:
 
     # ------------------------------------------------------------------------------------------- one step
 
-    def _optimizer_step(
-        self,
-        data: EpochData,
-        samples: Tensor,
-        names: Sequence[str],
-        advantages: Advantages,
-        rewards: RewardTable,
-        epoch: int,
-    ) -> None:
+    def _optimizer_step(self, data: EpochData, samples: Tensor, epoch: int) -> None:
         """One optimizer step on ``samples``; its cycle of micro-batches counts every (sample, noise level) pair."""
-        per_image = data.sigma.shape[1]
-        counts = data.mask[samples].sum(dim=0) * per_image
-        pairs = len(samples) * per_image
+        levels = data.sigma.shape[1]
+        pairs = len(samples) * levels
+        counts = data.advantages.mask[samples].sum(dim=0) * levels
         micro = self.config.optimizer.micro_batch_size or len(samples)
-        columns = [(chunk, t) for t in range(per_image) for chunk in samples.split(micro)]
-        sums = {"loss": 0.0, "kl": 0.0}
-        for chunk, t in tqdm(columns, desc="optimizing", leave=False, disable=len(columns) < 4):
-            positive, negative, kl = self._terms(data, chunk, t)
+        batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro)]
+        # Sums stay on the device: reading them on every micro-batch would stall it.
+        denoising, divergence = torch.zeros(2, device=self.policy.device)
+        for chunk, level in tqdm(batches, desc="optimizing", leave=False, disable=len(batches) < 4):
+            positive, negative, kl = self._terms(data, chunk, level)
             loss = gb.AffineLoss.interpolate(
                 positive,
                 negative,
                 data.r[chunk],
-                data.mask[chunk],
+                data.advantages.mask[chunk],
                 counts=counts,
                 center=self.config.loss.center,
                 batch_size=pairs,
-                names=names,
+                names=data.names,
             )
-            extra = None if loss.common is None else loss.common
+            outside = [] if loss.common is None else [loss.common]
             if kl is not None:
-                penalty = self.config.loss.kl_weight * kl.sum() / pairs
-                extra = penalty if extra is None else extra + penalty
-                sums["kl"] += float(kl.detach().sum()) / pairs
-            self.optimizer.backward(loss, extra_loss=extra)
-            sums["loss"] += float((positive + negative).detach().sum()) / (2 * pairs)
+                outside.append(self.config.loss.kl_weight * kl.sum() / pairs)
+                divergence = divergence + kl.detach().sum() / pairs
+            self.optimizer.backward(loss, extra_loss=sum(outside) if outside else None)
+            denoising = denoising + (positive + negative).detach().sum() / (2 * pairs)
+
         info = self.optimizer.balance()
         grad_norm = torch.nn.utils.clip_grad_norm_(
             list(self.policy.parameters.values()), self.config.optimizer.max_grad_norm or float("inf")
@@ -208,27 +201,22 @@ class NFTTrainer:
                 epoch=epoch,
                 step=self.step,
                 stage=self.stage.name,
-                rewards=rewards,
-                advantages=advantages,
+                rewards=data.rollout.rewards,
+                advantages=data.advantages,
                 info=info,
-                **sums,
+                loss=float(denoising),
+                kl=float(divergence),
                 grad_norm=float(grad_norm),
                 lr=lr,
                 old_decay=self.old_schedule(self.step),
             )
         )
 
-    def _terms(self, data: EpochData, chunk: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """L+ ``[b]``, L- ``[b]`` and the KL term ``[b]`` (None if its weight is 0) of samples ``chunk`` at level t.
-
-        The frozen roles come first: an adapter must not change between the forward and the backward of the trained one.
-        """
+    def _terms(self, data: EpochData, chunk: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """L+ ``[b]``, L- ``[b]``, KL term ``[b]`` (None if its weight is 0) of samples ``chunk`` at one level."""
         loss, device = self.config.loss, self.policy.device
-        x0, sigma, noise = (
-            data.latents[chunk].to(device),
-            data.sigma[chunk, t].to(device),
-            data.noise[chunk, t].to(device),
-        )
+        latents, at = data.rollout.latents, (chunk, level)
+        x0, sigma, noise = (x.to(device) for x in (latents[chunk], data.sigma[at], data.noise[at]))
         embeddings = data.rollout.embeddings.index(chunk).to(device)
         x_t = interpolate_noise(x0, noise, sigma)
         with self._autocast():
