@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from gradbalance import GradBalanceError
 from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load_rewards, training_prompts
 from gradbalance_diffusers.cli import parse_arguments
 from gradbalance_diffusers.run_folder import RunFolder
@@ -25,15 +26,17 @@ def main() -> None:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
 
+    rewards = load_rewards(config)
+    prompts, held_out = training_prompts(config), evaluation_prompts(config)
     with RunFolder(config.run.folder, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
         folder.write_config(config)
         policy = load_policy(config.model, seed=config.run.seed)
         trainer = NFTTrainer(
             config,
             policy=policy,
-            rewards=load_rewards(config),
-            prompts=training_prompts(config),
-            evaluation_prompts=evaluation_prompts(config),
+            rewards=rewards,
+            prompts=prompts,
+            evaluation_prompts=held_out,
             optimizer=torch.optim.AdamW(
                 policy.parameters.values(),
                 lr=config.optimizer.lr,
@@ -50,4 +53,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GradBalanceError as error:  # said for the user; a traceback would bury it
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
