@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradbalance.balancers.mgda import checked_floor
+from gradbalance.balancers.preference import checked_preference, priorities_for
 from gradbalance.balancers.state import check_gram_count, check_keys, checked_interval, floats, saved_count, whole
 from gradbalance.balancers.unit_rows import UnitRows, nearest_direction, no_signal, unit_rows
 from gradbalance.errors import InvalidArgumentError, StateError
@@ -40,6 +42,16 @@ class MARBLE:
     place of the solve, A stays as it was, and cached weights are uniform over the objectives that were ever valid.
     Refreshes go on, to keep norms fresh; with ``amortize="coefficients"``, which caches no norms, they end.
 
+    **Preference.** With priorities p, alpha* comes from the min-norm problem of the rows ``g_k / (|g_k| p_k)``: its
+    weights, divided by p, on the simplex again. On a refresh the direction d then has, for P = sum_j alpha*_j p_j,
+
+        <d, g_k / |g_k|> = (p_k / P) |d|^2 / N      for every k with alpha*_k > 0, and no less for the others:
+
+    relative gains, to first order, go with the priorities, and their ratios alone matter. Scale, smoothing and cached
+    weights are as above: A averages alpha*, not the weights before division, so it still holds coefficients of unit
+    rows, whatever the preference was when they were solved for. ``floor`` bounds alpha* itself. In the uniform stage
+    coefficients go with the priorities. Zero rows take no part, and the others keep their ratios.
+
     If all rows are zero, the weights are 0, ``solution.reason`` says so, nothing is stored, and the refresh stays due.
 
     Args:
@@ -48,6 +60,7 @@ class MARBLE:
         amortize: What is cached between refreshes, ``"direction"`` or ``"coefficients"``.
         floor: Lower bound on alpha* of each valid row, in [0, 1/K].
         uniform_after: Optimizer step from which on coefficients are uniform; None for never.
+        preference: One priority > 0 per objective, in the order of the losses; None for equal ones.
 
     Attributes:
         solution: Certificate of the last solve, over its valid rows; None before the first and after loading a state.
@@ -76,6 +89,7 @@ class MARBLE:
         amortize: Literal["direction", "coefficients"] = "direction",
         floor: float = 0.0,
         uniform_after: int | None = None,
+        preference: Iterable[float] | None = None,
     ) -> None:
         self.interval = checked_interval(interval)
         if not 0.0 <= ema_decay < 1.0:
@@ -94,6 +108,7 @@ class MARBLE:
                 f"`uniform_after` should be an optimizer step >= 0, or None. Found uniform_after = {uniform_after!r}."
             )
         self.uniform_after = uniform_after
+        self.preference = checked_preference(preference)
         self.solution: Solution | None = None
         self._average: NDArray[np.float64] | None = None
         self._latest: NDArray[np.float64] | None = None
@@ -107,13 +122,14 @@ class MARBLE:
         rows = unit_rows(gram)
         count = len(rows.norms)
         check_gram_count(count, None if self._norms is None else len(self._norms), "MARBLE")
+        priorities = priorities_for(self.preference, count)
         if not rows.valid.any():
             self.solution = no_signal(count)
             return torch.zeros(count, dtype=torch.float64)
         if self._uniform:
-            alpha = rows.spread(1.0 / np.count_nonzero(rows.valid))
+            alpha = _uniform_over(rows.valid, priorities)
         else:
-            alpha, self.solution = nearest_direction(rows, self.floor)
+            alpha, self.solution = nearest_direction(rows, self.floor, priorities)
             self._average = self._smoothed(alpha, rows)
         self._latest = alpha
         self._norms = np.where(rows.valid, rows.norms, 0.0 if self._norms is None else self._norms)
@@ -138,8 +154,7 @@ class MARBLE:
         if self._norms is None:
             return None
         if self._uniform or self._average is None:
-            seen = self._norms > 0.0
-            return seen / np.count_nonzero(seen)
+            return _uniform_over(self._norms > 0.0, priorities_for(self.preference, len(self._norms)))
         return self._average
 
     @property
@@ -202,9 +217,8 @@ class MARBLE:
             StateError: A state of another balancer, of another K, or malformed. The own state then stays as it was.
         """
         check_keys(state, "MARBLE", ["average", "latest", "norms", "mean_norm", "age", "steps"])
-        count = saved_count(
-            state, "MARBLE", ["norms", "latest", "age"], None if self._norms is None else len(self._norms)
-        )
+        own = self._norms if self._norms is not None else self.preference
+        count = saved_count(state, "MARBLE", ["norms", "latest", "age"], None if own is None else len(own))
         norms, latest, average, age = None, None, None, None
         if count is not None:
             norms, latest = np.array(floats(state, "norms", count)), np.array(floats(state, "latest", count))
@@ -217,7 +231,17 @@ class MARBLE:
         self._age, self._steps, self.solution = age, steps, None
 
     def __repr__(self) -> str:
+        preference = None if self.preference is None else list(self.preference)
         return (
             f"MARBLE(interval={self.interval}, ema_decay={self.ema_decay}, amortize={self.amortize!r}, "
-            f"floor={self.floor}, uniform_after={self.uniform_after})"
+            f"floor={self.floor}, uniform_after={self.uniform_after}, preference={preference})"
         )
+
+
+def _uniform_over(members: NDArray[np.bool_], priorities: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Coefficients in proportion to the priorities, 0 for what is no member."""
+    if priorities is None:
+        return members / np.count_nonzero(members)
+    shares = np.where(members, priorities / priorities.max(), 0.0)
+    uniform: NDArray[np.float64] = shares / shares.sum()
+    return uniform

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradbalance.solvers import Solution, min_norm
+from gradbalance.solvers import Solution, min_norm, preferred_min_norm
 from gradbalance.solvers.correlation import correlation
 
 
@@ -51,8 +51,13 @@ def unit_rows(gram: Tensor) -> UnitRows:
     return UnitRows(norms, valid, matrix[np.ix_(valid, valid)])
 
 
-def nearest_direction(rows: UnitRows, floor: float) -> tuple[NDArray[np.float64], Solution]:
+def nearest_direction(
+    rows: UnitRows, floor: float, priorities: NDArray[np.float64] | None = None
+) -> tuple[NDArray[np.float64], Solution]:
     """Minimize ``|sum_k alpha_k g_k / |g_k||^2`` over the simplex of the valid rows, with alpha_k >= ``floor``.
+
+    With priorities p, shape [K], it is divided by ``(sum_k alpha_k p_k)^2``: see
+    :func:`~gradbalance.solvers.preferred_min_norm`.
 
     Returns:
         alpha, shape [K], 0 for zero rows, and the certificate of the solve. With no valid row, alpha is 0 and the
@@ -60,7 +65,10 @@ def nearest_direction(rows: UnitRows, floor: float) -> tuple[NDArray[np.float64]
     """
     if not rows.valid.any():
         return np.zeros(len(rows.norms)), no_signal(len(rows.norms))
-    solution = min_norm(rows.cosines, floor)
+    if priorities is None:
+        solution = min_norm(rows.cosines, floor)
+    else:
+        solution = preferred_min_norm(rows.cosines, priorities[rows.valid], floor)
     return rows.spread(solution.weights), solution
 
 

@@ -65,12 +65,12 @@ def min_norm(gram: Any, floor: float = 0.0) -> Solution:
     """
     rows = correlation(gram)
     count = len(rows.norms)
-    rest = _checked_rest(floor, count)
+    rest = checked_rest(floor, count)
     if rest == 0.0 or count == 1:
         return _solution(rows, np.full(count, 1.0 / count), floor, 0.0, 0, "closed form")
     if count == 2:
         return _solution(rows, _pair(rows, floor), floor, rest, 0, "closed form")
-    hull = _shrunk(rows, floor, rest)
+    hull = shrunk(rows, floor, rest)
     if hull.norms.min() > 0.0:
         quick = positive_definite(hull.matrix, hull.norms.min() / hull.norms)
         if quick is not None:
@@ -80,7 +80,7 @@ def min_norm(gram: Any, floor: float = 0.0) -> Solution:
     return _singular(rows, floor, rest)
 
 
-def _checked_rest(floor: float, count: int) -> float:
+def checked_rest(floor: float, count: int) -> float:
     """Return 1 - K f, exactly 0 where f is 1/K to the rounding of float32."""
     rest = 1.0 - count * floor
     if not (floor >= 0.0 and rest >= -1e-6):
@@ -110,8 +110,8 @@ def _pair(rows: Correlation, floor: float) -> Array:
     return np.array([1.0 - floor, floor] if right < floor else [left, right])
 
 
-def _shrunk(rows: Correlation, floor: float, rest: float) -> Correlation:
-    r"""Correlation of the rows h_k = rest g_k + floor sum_j g_j."""
+def shrunk(rows: Correlation, floor: float, rest: float) -> Correlation:
+    """Correlation of the rows ``h_k = rest g_k + floor sum_j g_j``, the corners of a simplex with lower bounds."""
     if floor == 0.0:
         return rows
     norms = rows.norms / max(rows.norms.max(), 1e-150)
@@ -136,7 +136,7 @@ def _raised(simplex: Array, floor: float, rest: float) -> Array:
 def _singular(rows: Correlation, floor: float, rest: float) -> Solution:
     matrix, smallest = nearest_semidefinite(rows.matrix, rows.rounding)
     repaired = Correlation(matrix, rows.norms, rows.rounding)
-    hull = _shrunk(repaired, floor, rest)
+    hull = shrunk(repaired, floor, rest)
     zero = hull.norms == 0.0
     if zero.any():
         simplex, iterations, method = zero / zero.sum(), 0, "closed form"

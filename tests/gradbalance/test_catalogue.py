@@ -49,6 +49,14 @@ STATELESS = [*ALL, memoryless]
 STATEFUL = [*ALL, keeps_protocol, state_round_trip, plain_state]
 SOLVED = [refuses_non_finite, ties_share, simplex_coefficients]
 UNIT_ROWS = [*SOLVED, zero_rows_get_zero_weight, unit_min_norm_optimality, non_conflict, rests_when_stationary]
+# Priorities are by place: neither permutations nor ties leave them alone.
+PREFERRED = [
+    refuses_non_finite,
+    simplex_coefficients,
+    zero_rows_get_zero_weight,
+    non_conflict,
+    rests_when_stationary,
+]
 UNIT_DIRECTIONS = [permutation_equivariance, scale_equivariance, scale_invariance, zero_rows_change_nothing]
 
 
@@ -83,6 +91,18 @@ OURS = {
         [*STATELESS, *SOLVED, zero_rows_get_zero_weight],
         UNIT_DIRECTIONS,
     ),
+    "MGDA(preference=[1, 2, 4])": Row(
+        lambda: gb.MGDA(preference=[1, 2, 4]),
+        [*STATELESS, refuses_non_finite, simplex, non_conflict, rests_when_stationary],
+        [scale_equivariance],
+        objectives=3,
+    ),
+    "MGDA(normalize=True, preference=[1, 2, 4])": Row(
+        lambda: gb.MGDA(normalize=True, preference=[1, 2, 4]),
+        [*STATELESS, *PREFERRED],
+        [scale_equivariance, scale_invariance],
+        objectives=3,
+    ),
     "NashMTL()": Row(gb.NashMTL, [*STATEFUL, *SOLVED, zero_rows_get_zero_weight, equal_gain], UNIT_DIRECTIONS),
     "NashMTL(interval=3)": Row(lambda: gb.NashMTL(interval=3), [*STATEFUL, *SOLVED, equal_gain], UNIT_DIRECTIONS),
     "MARBLE()": Row(gb.MARBLE, [*STATEFUL, *UNIT_ROWS], UNIT_DIRECTIONS),
@@ -94,6 +114,12 @@ OURS = {
         lambda: gb.MARBLE(interval=3, floor=0.1),
         [*STATEFUL, *SOLVED, zero_rows_get_zero_weight],
         UNIT_DIRECTIONS,
+    ),
+    "MARBLE(preference=[1, 2, 4])": Row(
+        lambda: gb.MARBLE(interval=3, preference=[1, 2, 4]),
+        [*STATEFUL, *PREFERRED],
+        [scale_equivariance, scale_invariance],
+        objectives=3,
     ),
     "MARBLE(uniform_after=2)": Row(
         lambda: gb.MARBLE(interval=2, uniform_after=2), [*STATEFUL, *UNIT_ROWS], UNIT_DIRECTIONS
