@@ -12,7 +12,7 @@ from gradbalance.gradients.collect import Choice, Collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Objectives
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
-from gradbalance.gradients.rows import Rows, require_finite_rows
+from gradbalance.gradients.rows import Rows, gradients_are_finite, non_finite_rows, require_finite_rows
 from gradbalance.info import BalanceInfo
 from gradbalance.solve import BalancerLike, cached_weights, needs_rows, solve
 
@@ -26,6 +26,7 @@ class Cycle:
         balancer: Asked whether it needs rows, and for its cached weights if not.
         collector: See :func:`gradbalance.backward`.
         scaler: A GradScaler whose scale the losses carry.
+        skip: End the cycle without a gradient where anything is NaN or Inf.
 
     Attributes:
         names: K objectives.
@@ -40,12 +41,16 @@ class Cycle:
         *,
         collector: Collector,
         scaler: torch.amp.GradScaler | None,
+        skip: bool,
     ) -> None:
         self.names = objectives.names
         self.info: BalanceInfo | None = None
         self._parameters = tuple(parameters)
         self._collector: Collector = collector
         self._scaler = scaler
+        self._skip = skip
+        self._spoiled: tuple[str, ...] = ()
+        self._written: dict[int, Tensor] = {}
         self._rows: Rows | None = None
         self._weights: Tensor | None = None
         if needs_rows(balancer):
@@ -59,7 +64,15 @@ class Cycle:
 
     def add(self, objectives: Objectives, extra_loss: Tensor | None, *, check: bool) -> None:
         """Take one micro-batch in; plain gradients and those of ``extra_loss`` go to ``.grad`` at once."""
+        self._losses += objectives.values
+        self._active |= objectives.active
+        if self._skip:
+            bad = objectives.non_finite(extra_loss)
+            self._spoiled += tuple(name for name in bad if name not in self._spoiled)
+            if self._spoiled:
+                return
         graph = explore(objectives.roots, extra_loss)
+        self._written |= graph.leaves | graph.extra_leaves
         if self._rows is None:
             assert self._weights is not None
             backward_scalarized(objectives, self._weights, self._parameters, graph, extra_loss)
@@ -72,21 +85,23 @@ class Cycle:
                 self._choice = choice
             add_all(outside)
         self._empty = False
-        self._losses += objectives.values
-        self._active |= objectives.active
 
     def finish(self, balancer: BalancerLike) -> BalanceInfo:
         """Ask the balancer if there are rows, and write the balanced gradient.
 
         Raises:
-            NonFiniteError: A row is NaN or Inf, without a scaler. Nothing is written and the balancer is not called.
+            NonFiniteError: A row is NaN or Inf, without a scaler and not to be skipped. Nothing is written and the
+                balancer is not called.
         """
-        if self._rows is None:
+        gram = None if self._rows is None or self._spoiled else self._gramian(self._rows)
+        if self._skip:
+            self._spoiled = self._spoiled or self._non_finite(gram)
+            if self._spoiled:
+                return self._skipped(balancer)
+        if self._rows is None or gram is None:
             assert self._weights is not None
             self.info = describe(self.names, self._weights, self._losses, self._active, balancer)
             return self.info
-        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        gram = self._rows.gramian() / scale**2
         overflow = self._scaler is not None and not bool(torch.isfinite(gram.diagonal()).all())
         if overflow:
             weights = torch.full((len(self.names),), 1 / len(self.names), dtype=torch.float64)
@@ -99,4 +114,22 @@ class Cycle:
         self.info = describe(
             self.names, weights, self._losses, self._active, balancer, gram, self._choice, overflow=overflow
         )
+        return self.info
+
+    def _gramian(self, rows: Rows) -> Tensor:
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        return rows.gramian() / scale**2
+
+    def _non_finite(self, gram: Tensor | None) -> tuple[str, ...]:
+        if gram is not None and (bad := non_finite_rows(gram, self.names)):
+            return bad
+        # Before the balancer is asked: what lies in .grad by now is all that steps without rows and task heads show.
+        return () if gradients_are_finite(self._written.values()) else self.names
+
+    def _skipped(self, balancer: BalancerLike) -> BalanceInfo:
+        for leaf in self._written.values():
+            leaf.grad = None
+        self._rows = None
+        nothing = torch.zeros(len(self.names), dtype=torch.float64)
+        self.info = describe(self.names, nothing, self._losses, self._active, balancer, skipped=self._spoiled)
         return self.info

@@ -22,6 +22,7 @@ def describe(
     choice: Choice | None = None,
     *,
     overflow: bool = False,
+    skipped: tuple[str, ...] = (),
 ) -> BalanceInfo:
     """The info of a step: norms and cosines follow from the Gramian, None where no rows were collected.
 
@@ -34,6 +35,7 @@ def describe(
         gram: [K, K] of the rows.
         choice: Which collector ran.
         overflow: See :class:`~gradbalance.BalanceInfo`.
+        skipped: See :class:`~gradbalance.BalanceInfo`.
     """
     return BalanceInfo(
         names=tuple(names),
@@ -48,4 +50,5 @@ def describe(
         norms=None if gram is None else norms(gram),
         cosines=None if gram is None else direction_cosines(gram, weights),
         overflow=overflow,
+        skipped=skipped,
     )

@@ -15,11 +15,11 @@ from gradbalance.info import BalanceInfo
 def summary(info: BalanceInfo) -> dict[str, float | bool | str]:
     """A flat dict for loggers.
 
-    Always: ``refreshed``, ``overflow``, ``inactive`` (a count), and per objective ``loss/NAME`` and ``weight/NAME``,
-    and ``coefficient/NAME`` where the balancer has coefficients. On steps with rows also ``collector``, ``norm/NAME``,
-    ``cosine/NAME`` (of the written direction with the row), their ``worst_cosine`` and ``mean_cosine`` over objectives
-    with a row that is not zero, ``worst_pair_cosine`` (the least cosine between two rows) and ``conflict`` (it is below
-    zero).
+    Always: ``refreshed``, ``overflow``, ``skipped``, ``inactive`` (a count), and per objective ``loss/NAME`` and
+    ``weight/NAME``, and ``coefficient/NAME`` where the balancer has coefficients. On steps with rows also
+    ``collector``, ``norm/NAME``, ``cosine/NAME`` (of the written direction with the row), their ``worst_cosine`` and
+    ``mean_cosine`` over objectives with a row that is not zero, ``worst_pair_cosine`` (the least cosine between two
+    rows) and ``conflict`` (it is below zero).
 
     >>> info = BalanceInfo(("a", "b"), torch.ones(2), torch.zeros(2), torch.ones(2, dtype=torch.bool), refreshed=False)
     >>> summary(info)["weight/b"]
@@ -28,6 +28,7 @@ def summary(info: BalanceInfo) -> dict[str, float | bool | str]:
     logged: dict[str, float | bool | str] = {
         "refreshed": info.refreshed,
         "overflow": info.overflow,
+        "skipped": bool(info.skipped),
         "inactive": len(info.inactive),
     }
     logged.update((f"loss/{name}", value) for name, value in info.losses.items())

@@ -30,6 +30,9 @@ class BalanceInfo:
         cosines: [K] cosines of the written direction with each row, 0 for a zero row; None on cached steps.
         overflow: A GradScaler's overflow: the balancer was not asked, and the non-finite mean of the rows was written
             for the scaler to see.
+        skipped: Under ``on_nonfinite="skip"``, why the cycle was skipped: the objectives whose loss or row was not
+            finite, and ``"extra_loss"``; all objectives where only the sum of gradients shows it (cached steps, task
+            heads). Weights are then zero, and nothing else is known of the cycle. Empty otherwise.
     """
 
     names: tuple[str, ...]
@@ -44,6 +47,7 @@ class BalanceInfo:
     norms: Tensor | None = None
     cosines: Tensor | None = None
     overflow: bool = False
+    skipped: tuple[str, ...] = ()
 
     @cached_property
     def losses(self) -> dict[str, float]:

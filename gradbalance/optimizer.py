@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,15 @@ class BalancedOptimizer(torch.optim.Optimizer):
     Parameter groups with ``"balanced": False`` (task heads) and leaves that are in no group get the plain gradient of
     the sum of losses, written to ``.grad`` by ``backward`` at once, as is that of ``extra_loss``.
 
+    **NaN and Inf** raise NonFiniteError by default. With ``on_nonfinite="skip"`` a cycle with a non-finite loss, row or
+    plain gradient is skipped: ``balance`` sets every ``.grad`` that the cycle wrote to None and does not call the
+    balancer, whose weights and averages stay; ``step`` returns without stepping the wrapped optimizer or counting a
+    step of the balancer (a refresh stays due). ``info.skipped`` names the objectives and :attr:`skipped` counts
+    the cycles. One bad micro-batch spoils its cycle, because means and counts are those of the whole cycle: without it
+    the objectives would be weighed by the samples that happened to be left, each by another number. Losses are
+    then looked at on every step, which off the CPU costs one device synchronization per ``backward``, and gradients
+    once a cycle. Learning-rate schedulers go on as you step them.
+
     Args:
         optimizer: Any torch optimizer that needs no closure.
         balancer: Any callable from Gramian to weights; see :func:`gradbalance.backward`.
@@ -50,11 +59,13 @@ class BalancedOptimizer(torch.optim.Optimizer):
             (``{name: scaler.scale(loss)}``, or an AffineLoss of scaled terms). The balancer then sees the Gramian
             without the scale, and an overflow skips the step: the non-finite mean of the rows is written for the scaler
             to see, and the balancer is not called. Call ``balance()`` before ``scaler.unscale_`` and ``scaler.step``.
+        on_nonfinite: ``"raise"`` or ``"skip"``; ``"skip"`` not together with an enabled scaler, which skips by itself.
 
     Attributes:
         optimizer: As given.
         balancer: As given.
-        info: :class:`~gradbalance.BalanceInfo` of the last cycle that was balanced, None before.
+        info: :class:`~gradbalance.BalanceInfo` of the last cycle that was balanced or skipped, None before.
+        skipped: How many cycles were skipped under ``on_nonfinite="skip"``; part of the state_dict.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
     >>> optimizer = BalancedOptimizer(torch.optim.SGD([weight], lr=0.1), lambda gram: gram.diagonal().rsqrt())
@@ -76,6 +87,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         collector: Collector = "auto",
         check_first_refresh: bool = True,
         scaler: torch.amp.GradScaler | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, BalancedOptimizer):
             raise InvalidArgumentError(
@@ -86,15 +98,19 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 f"balancer must be callable from a Gramian to weights, found {type(balancer).__name__}."
             )
         check_collector(collector)
+        # A disabled scaler scales nothing and skips nothing: as if there was none.
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        _check_on_nonfinite(on_nonfinite, scaler)
         # Not super().__init__, which would build param_groups and state of its own. __setstate__ adds the hook tables
         # that the base class relies on.
         self.__setstate__({"optimizer": optimizer})
         self.balancer = balancer
         self.info: BalanceInfo | None = None
+        self.skipped = 0
         self._collector: Collector = collector
         self._check = check_first_refresh
-        # A disabled scaler scales nothing and skips nothing: as if there was none.
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scaler = scaler
+        self._skip = on_nonfinite == "skip"
         self._names: tuple[str, ...] | None = None
         self._cycle: Cycle | None = None
         self._recording = None if module is None or collector == "passes" else _record_when_due(self, module)
@@ -134,7 +150,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
         Raises:
             StateError: The cycle was balanced already.
             InvalidArgumentError: Losses of a wrong form, or other objectives than before.
-            NonFiniteError: A loss is NaN or Inf and no scaler was handed over; the micro-batch leaves no trace.
+            NonFiniteError: A loss is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
+                micro-batch leaves no trace.
             CollectorError: Rows cannot be collected. The cycle is dropped.
         """
         if self._cycle is not None and self._cycle.info is not None:
@@ -147,7 +164,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         names = self._names if self._cycle is None else self._cycle.names
         if names is not None:
             objectives = objectives.aligned(names)
-        if self._scaler is None and (self.needs_rows or objectives.values.device.type == "cpu"):
+        if self._scaler is None and not self._skip and (self.needs_rows or objectives.values.device.type == "cpu"):
             objectives.require_finite(extra_loss)
         # Dropped if add() fails: rows half-way are neither those of before nor those of after.
         cycle, self._cycle = self._cycle or self._new_cycle(objectives), None
@@ -157,10 +174,14 @@ class BalancedOptimizer(torch.optim.Optimizer):
     def _new_cycle(self, objectives: Objectives) -> Cycle:
         groups = [group["params"] for group in self.param_groups if group.get("balanced", True)]
         parameters = balanced_parameters(parameter for group in groups for parameter in group)
-        return Cycle(objectives, parameters, self.balancer, collector=self._collector, scaler=self._scaler)
+        return Cycle(
+            objectives, parameters, self.balancer, collector=self._collector, scaler=self._scaler, skip=self._skip
+        )
 
     def balance(self) -> BalanceInfo:
         """Finish the cycle: one Gramian, the balancer's weights, and the balanced gradient added to ``.grad``.
+
+        A cycle that is skipped leaves ``.grad`` None instead.
 
         :meth:`step` does it where you did not. Calling it again before the next ``backward`` changes nothing.
 
@@ -169,13 +190,13 @@ class BalancedOptimizer(torch.optim.Optimizer):
 
         Raises:
             StateError: No backward in this cycle.
-            NonFiniteError: A row is NaN or Inf and no scaler was handed over; the balanced gradient is not written, the
-                balancer is untouched and the cycle stays open for ``zero_grad``.
+            NonFiniteError: A row is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
+                balanced gradient is not written, the balancer is untouched and the cycle stays open for ``zero_grad``.
         """
         if self._cycle is None:
             raise StateError("nothing to balance: call optimizer.backward(losses) first, instead of loss.backward().")
         if self._cycle.info is None:
-            self._cycle.finish(self.balancer)
+            self.skipped += bool(self._cycle.finish(self.balancer).skipped)
             self._names = self._cycle.names
             if self._recording is not None:
                 self._recording.remove()
@@ -185,6 +206,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Balance if not done yet, then step the wrapped optimizer and let the balancer count one step.
+
+        Nothing is stepped or counted where the cycle was skipped.
 
         Args:
             closure: Evaluated once, before; it calls :meth:`backward` and its result is returned. The wrapped optimizer
@@ -203,9 +226,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 "step() with a scaler before balance(): the scaler has unscaled gradients that were not written "
                 "yet. Call optimizer.balance() before scaler.unscale_(optimizer) and scaler.step(optimizer)."
             )
-        self.balance()
-        self.optimizer.step()
-        count_step(self.balancer)
+        if not self.balance().skipped:
+            self.optimizer.step()
+            count_step(self.balancer)
         self._cycle = None
         return result
 
@@ -224,7 +247,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state_dict, and ``"balancer"``: the balancer's, its class, the objectives' names."""
+        """The wrapped optimizer's, and as ``"balancer"`` the balancer's, its class, the objectives, :attr:`skipped`."""
         keep = getattr(self.balancer, "state_dict", None)
         return {
             **self.optimizer.state_dict(),
@@ -232,6 +255,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 "class": type(self.balancer).__name__,
                 "names": None if self._names is None else list(self._names),
                 "state": None if keep is None else keep(),
+                "skipped": self.skipped,
             },
         }
 
@@ -260,10 +284,21 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
             raise
         self._names = None if saved["names"] is None else tuple(saved["names"])
+        self.skipped = saved["skipped"]
         self._drop_cycle()
 
     def __repr__(self) -> str:
         return f"BalancedOptimizer({self.optimizer!r}, balancer={self.balancer!r})"
+
+
+def _check_on_nonfinite(on_nonfinite: str, scaler: torch.amp.GradScaler | None) -> None:
+    if on_nonfinite not in ("raise", "skip"):
+        raise InvalidArgumentError(f"on_nonfinite must be 'raise' or 'skip', found {on_nonfinite!r}.")
+    if on_nonfinite == "skip" and scaler is not None:
+        raise InvalidArgumentError(
+            "on_nonfinite must be 'raise' with a scaler, found 'skip': the scaler skips steps that overflow by itself "
+            "and has to see them to lower its scale. Leave on_nonfinite out."
+        )
 
 
 def _record_when_due(owner: BalancedOptimizer, module: nn.Module) -> Recording:

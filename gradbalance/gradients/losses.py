@@ -80,18 +80,22 @@ class Objectives:
             self.values[order],
         )
 
+    def non_finite(self, extra_loss: Tensor | None = None) -> tuple[str, ...]:
+        """Names of the losses that are NaN or Inf, ``"extra_loss"`` among them. One host transfer each."""
+        found = list(zip(self.names, self.values.tolist(), strict=True))
+        if extra_loss is not None:
+            found.append(("extra_loss", extra_loss.item()))
+        return tuple(name for name, value in found if not math.isfinite(value))
+
     def require_finite(self, extra_loss: Tensor | None = None) -> None:
         """Raise where a loss, or the extra one, is NaN or Inf. One host transfer each.
 
         Raises:
             NonFiniteError: Names the objectives.
         """
-        found = dict(zip(self.names, self.values.tolist(), strict=True))
-        bad = [name for name, value in found.items() if not math.isfinite(value)]
-        if extra_loss is not None and not math.isfinite(extra_loss.item()):
-            found["extra_loss"] = extra_loss.item()
-            bad.append("extra_loss")
+        bad = list(self.non_finite(extra_loss))
         if bad:
+            found = dict(zip(self.names, self.values.tolist(), strict=True))
             raise NonFiniteError(
                 f"losses must be finite, found {found}: {bad} are not. Nothing was written to .grad and the balancer "
                 "was not called.",

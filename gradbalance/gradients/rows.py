@@ -106,16 +106,31 @@ def require_finite_rows(gram: Tensor, names: Sequence[str]) -> None:
     Raises:
         NonFiniteError: Names the objectives.
     """
-    finite = torch.isfinite(gram.diagonal()).tolist()
-    if not all(finite):
-        bad = [name for name, good in zip(names, finite, strict=True) if not good]
+    bad = non_finite_rows(gram, names)
+    if bad:
         raise NonFiniteError(
-            f"gradients of objectives {bad} hold NaN or Inf. The balanced gradient was not written and the balancer "
-            "was not called. With a GradScaler, hand it over as BalancedOptimizer(..., scaler=scaler) so that "
-            "overflows skip "
-            "the step.",
+            f"gradients of objectives {list(bad)} hold NaN or Inf. The balanced gradient was not written and the "
+            "balancer was not called. With a GradScaler, hand it over as BalancedOptimizer(..., scaler=scaler) so that "
+            'overflows skip the step; without one, on_nonfinite="skip" does.',
             bad,
         )
+
+
+def non_finite_rows(gram: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of the objectives whose row holds NaN or Inf, seen on the diagonal of the Gramian."""
+    finite = torch.isfinite(gram.diagonal()).tolist()
+    return tuple(name for name, good in zip(names, finite, strict=True) if not good)
+
+
+def gradients_are_finite(parameters: Iterable[Tensor]) -> bool:
+    """Is every ``.grad`` finite? One host transfer per device."""
+    answers: dict[torch.device, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = parameter.grad.detach()
+            values = gradient.coalesce().values() if gradient.is_sparse else gradient
+            answers.setdefault(gradient.device, []).append(torch.isfinite(values).all())
+    return all(bool(torch.stack(found).all()) for found in answers.values())
 
 
 def balanced_parameters(params: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
