@@ -284,7 +284,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
             raise
         self._names = None if saved["names"] is None else tuple(saved["names"])
-        self.skipped = saved["skipped"]
+        self.skipped = saved.get("skipped", 0)
         self._drop_cycle()
 
     def __repr__(self) -> str:
