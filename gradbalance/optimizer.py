@@ -44,8 +44,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
     step of the balancer (a refresh stays due). ``info.skipped`` names the objectives and :attr:`skipped` counts
     the cycles. One bad micro-batch spoils its cycle, because means and counts are those of the whole cycle: without it
     the objectives would be weighed by the samples that happened to be left, each by another number. Losses are
-    then looked at on every step, which off the CPU costs one device synchronization per ``backward``, and gradients
-    once a cycle. Learning-rate schedulers go on as you step them.
+    then looked at on every step, which off the CPU costs up to two device synchronizations per ``backward``, and
+    gradients once a cycle. Learning-rate schedulers go on as you step them.
 
     Args:
         optimizer: Any torch optimizer that needs no closure.

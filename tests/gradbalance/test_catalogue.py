@@ -189,7 +189,7 @@ THEIRS = [
     TorchJD("CAGradWeighting", c=0.5, claims=_PURE, easy=[permutation_equivariance, zero_rows_get_zero_weight],
             tolerance=1e-3, max_examples=10, needs="cvxpy"),
     TorchJD("AlignedMTLWeighting", claims=_PURE, easy=[*_EVEN, non_conflict, zero_rows_change_nothing]),
-    TorchJD("IMTLGWeighting", claims=_PURE, easy=[permutation_equivariance, non_conflict, scale_invariance]),
+    TorchJD("IMTLGWeighting", claims=_PURE, easy=[permutation_equivariance, non_conflict]),
     TorchJD("FairGradWeighting", alpha=1.0, claims=[leaves_input_alone, non_negative_weights],
             easy=[equal_gain], tolerance=1e-3, max_examples=10),
     TorchJD("PCGradWeighting", claims=_QUIET, easy=[non_negative_weights]),
