@@ -271,6 +271,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 "optimizer.optimizer.load_state_dict()."
             )
         saved = state_dict["balancer"]
+        if set(saved) != {"class", "names", "skipped", "state"}:
+            raise StateError(f"state_dict['balancer'] must hold class, names, skipped, state, found {sorted(saved)}.")
         found = type(self.balancer).__name__
         if saved["class"] != found:
             raise StateError(f"state_dict holds the state of balancer {saved['class']}, but the balancer is {found}.")
@@ -284,7 +286,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
             raise
         self._names = None if saved["names"] is None else tuple(saved["names"])
-        self.skipped = saved.get("skipped", 0)
+        self.skipped = saved["skipped"]
         self._drop_cycle()
 
     def __repr__(self) -> str:

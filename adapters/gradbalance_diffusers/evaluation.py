@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradbalance import InvalidArgumentError
+
 from .config import EvaluationConfig, SamplingConfig
 from .embeddings import PromptEncoder
 from .policy import SD3Policy
@@ -62,7 +64,7 @@ class Evaluation:
         The standard error is that of the mean of the N differences, far smaller than that of a difference of two means.
         """
         if [p.text for p in base.prompts] != [p.text for p in self.prompts] or base.names != self.names:
-            raise ValueError(
+            raise InvalidArgumentError(
                 "`base` must hold the same prompts and rewards. Evaluate both with the same configuration."
             )
         both = self.mask & base.mask

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradbalance import InvalidArgumentError
-
 from .config import Config
 
 
@@ -36,22 +34,13 @@ def plan_stages(config: Config, reward_names: Sequence[str]) -> list[Stage]:
 
     A list of stages with one reward each is the sequential schedule that DiffusionNFT uses; one stage with one reward
     trains a specialist.
-
-    Raises:
-        InvalidArgumentError: A stage names a reward that is not configured.
     """
     if not config.stages:
         everything = Stage("all", 0, config.run.epochs, tuple(reward_names), config.prompts.mix, config.balance.method)
         return [everything]
     stages, first = [], 0
-    for number, stage in enumerate(config.stages):
-        wanted = set(stage.rewards if stage.rewards is not None else reward_names)
-        unknown = sorted(wanted - set(reward_names))
-        if unknown:
-            raise InvalidArgumentError(
-                f"`stages[{number}].rewards` must name configured rewards {list(reward_names)}. Found {unknown}. "
-                "Add them under `rewards` or correct the names."
-            )
+    for stage in config.stages:
+        wanted = reward_names if stage.rewards is None else stage.rewards
         stages.append(
             Stage(
                 name=stage.name,

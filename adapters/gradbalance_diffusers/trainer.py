@@ -118,7 +118,7 @@ class NFTTrainer:
             self.epoch += 1
             if self.epoch % self.config.run.checkpoint_every == 0 or self.epoch == self.epochs:
                 self.save_checkpoint()
-            if self.epoch % self.config.run.report_every == 0:
+            if self.epoch % self.config.run.report_every == 0 and self.epoch < self.epochs:
                 write_report(self.folder.path)
             progress.set_postfix({name: f"{mean:.3f}" for name, mean in table.means().items()}, refresh=False)
             progress.update()

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -12,28 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from gradbalance import (
     MARBLE,
     AffineLoss,
-    BalancedOptimizer,
     CollectorError,
 )
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+from small_model import flat, make_model, sgd
 
 
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(8, 4)
-
-
-def sgd(model: nn.Module, balancer: Any, **options: Any) -> BalancedOptimizer:
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return BalancedOptimizer(inner, balancer, **options)
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_module_is_recorded_when_rows_are_due_and_only_then(x: Tensor) -> None:

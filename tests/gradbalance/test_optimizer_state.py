@@ -17,16 +17,7 @@ from gradbalance import (
     NashMTL,
     StateError,
 )
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def losses_of(model: nn.Module, x: Tensor, names: str = "abc") -> dict[str, Tensor]:
-    y = model(x)
-    return {name: (y[:, "abc".index(name)] * (1 + "abc".index(name))).square().mean() for name in names}
+from small_model import flat, losses_of, make_model, sgd
 
 
 @pytest.fixture
@@ -37,20 +28,6 @@ def model() -> nn.Sequential:
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(8, 4)
-
-
-def mean_of_rows(gram: Tensor) -> Tensor:
-    """As ``Mean``, which needs no rows, but for rows that are collected."""
-    return torch.full((len(gram),), 1 / len(gram), dtype=torch.float64)
-
-
-def sgd(model: nn.Module, balancer: Any = None, **options: Any) -> BalancedOptimizer:
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return BalancedOptimizer(inner, mean_of_rows if balancer is None else balancer, **options)
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def train(model: nn.Module, optimizer: BalancedOptimizer, steps: range) -> list[Tensor]:
@@ -102,6 +79,10 @@ def test_states_that_do_not_fit_change_nothing(model: nn.Sequential, x: Tensor) 
     before = json.dumps(optimizer.state_dict()["balancer"])
     with pytest.raises(StateError, match=r"optimizer\.optimizer\.load_state_dict"):
         optimizer.load_state_dict(optimizer.optimizer.state_dict())
+    partial = optimizer.state_dict()
+    del partial["balancer"]["skipped"]
+    with pytest.raises(StateError, match="must hold class, names, skipped, state"):
+        optimizer.load_state_dict(partial)
     with pytest.raises(StateError, match="balancer Mean, but the balancer is MARBLE"):
         optimizer.load_state_dict(sgd(model, Mean()).state_dict())
     small = sgd(nn.Linear(1, 1), MARBLE(interval=3))

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from gradbalance import InvalidArgumentError
 from gradbalance_diffusers.evaluation import Evaluation, mean_and_error
 from gradbalance_diffusers.prompts import Prompt
 
@@ -34,7 +35,7 @@ def test_paired_change_uses_only_prompts_that_both_score() -> None:
 
 
 def test_other_prompts_are_refused() -> None:
-    with pytest.raises(ValueError, match="same prompts"):
+    with pytest.raises(InvalidArgumentError, match="same prompts"):
         evaluation([[1.0, 1.0]]).change_from(evaluation([[1.0, 1.0], [2.0, 2.0]]))
 
 
