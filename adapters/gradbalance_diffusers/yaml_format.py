@@ -55,6 +55,15 @@ _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader
 _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", repr(value)))
 
 
+def _represent_text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    # Line breaks of Unicode survive only as escapes, which double quotes alone have.
+    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def parse_yaml(text: str, origin: str) -> Any:
     r"""Plain Python values of ``text``.
 
