@@ -36,7 +36,8 @@ def load_policy(config: ModelConfig, *, seed: int) -> SD3Policy:
 
 def load_rewards(config: Config) -> RewardSet:
     """The rewards of the configuration, scored in one thread beside the sampling."""
-    return RewardSet({reward.name: make_reward(reward.name, **reward.options) for reward in config.rewards}, workers=1)
+    rewards = {reward.name: make_reward(reward.scorer, **reward.options) for reward in config.rewards}
+    return RewardSet(rewards, workers=1)
 
 
 def training_prompts(config: Config) -> dict[str, list[Prompt]]:

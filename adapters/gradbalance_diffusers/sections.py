@@ -94,9 +94,16 @@ class RewardConfig(Section):
     shorthand: ClassVar[str | None] = "name"
 
     name: str
-    """A reward shipped with this package, or `package.module:attribute` for one of your own."""
+    """Name of the objective in logs, stages and weights."""
+    kind: str | None = None
+    """What scores it: a reward shipped with this package, or `package.module:attribute` of your own. null: the name."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of its constructor."""
+
+    @property
+    def scorer(self) -> str:
+        """The kind, or else the name: what :func:`gradbalance_diffusers.rewards.make_reward` is asked for."""
+        return self.name if self.kind is None else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradbalance.errors import InvalidArgumentError
+from gradbalance_diffusers.assembly import load_rewards
 from gradbalance_diffusers.config import PRESETS, Config, OptimizerConfig, load_config
 from gradbalance_diffusers.schema import Section, field_docs, known_paths, type_hints
 from gradbalance_diffusers.yaml_format import dump_yaml, parse_yaml
@@ -68,6 +69,26 @@ def test_rewards_are_overridden_by_bare_names():
     config = load_config("tiny", ["rewards=[ocr, {name: 'my.module:score', options: {size: 3}}]"])
     assert config.reward_names == ["ocr", "my.module:score"]
     assert config.rewards[1].options == {"size": 3}
+    assert [reward.scorer for reward in config.rewards] == ["ocr", "my.module:score"]
+
+
+def test_one_kind_of_reward_under_several_names():
+    rewards = "rewards=[{name: signs, kind: ocr}, {name: signs-2, kind: ocr, options: {threads: 2}}]"
+    config = load_config("tiny", [rewards, "stages=[{name: a, epochs: 40, rewards: [signs-2]}]"])
+    assert config.reward_names == ["signs", "signs-2"]
+    assert [reward.scorer for reward in config.rewards] == ["ocr", "ocr"]
+    assert load_rewards(config).names == ("signs", "signs-2")
+    with pytest.raises(InvalidArgumentError, match="each once"):
+        load_config("tiny", ["rewards=[ocr, {name: ocr, kind: saturation}]"])
+
+
+def test_the_kind_of_a_reward_is_frozen_unless_it_is_the_name():
+    def frozen(rewards: str) -> object:
+        return load_config("tiny", [f"rewards={rewards}"]).frozen_values()["rewards"]
+
+    before_kinds = [{"name": "ocr", "options": {}}]
+    assert frozen("[ocr]") == frozen("[{name: ocr, kind: ocr}]") == frozen("[{name: ocr, kind: null}]") == before_kinds
+    assert frozen("[{name: ocr, kind: contrast}]") == [{"name": "ocr", "kind": "contrast", "options": {}}]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +202,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example(["\x85", {"a\u2028b": "\u2029"}])  # line breaks other than \n
 def test_yaml_round_trip_is_exact(value):
     again = parse_yaml(dump_yaml(value), "test")
     assert again == value

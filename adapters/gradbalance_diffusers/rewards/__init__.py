@@ -22,7 +22,7 @@ _CLASSES = {
 }
 _NAMES = {
     "ocr": "OCR",
-    "geneval": "GenEvalGeometry",
+    "geneval_geometry": "GenEvalGeometry",
     "saturation": "Saturation",
     "contrast": "Contrast",
     "background": "Background",
@@ -49,8 +49,9 @@ def make_reward(name: str, **kwargs: Any) -> Callable[..., Any]:
     """A reward by the name used in configurations.
 
     Args:
-        name: ``"ocr"``, ``"geneval"``, ``"saturation"``, ``"contrast"``, ``"background"``, ``"jpeg_compressibility"``,
-            or ``"package.module:attribute"`` for your own: a class or function that returns a reward.
+        name: ``"ocr"``, ``"geneval_geometry"``, ``"saturation"``, ``"contrast"``, ``"background"``,
+            ``"jpeg_compressibility"``, or ``"package.module:attribute"`` for your own: a class or function that returns
+            a reward.
         **kwargs: Passed to the class.
 
     Raises:

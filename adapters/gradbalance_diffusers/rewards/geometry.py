@@ -50,7 +50,7 @@ class GenEvalGeometry:
         [0.25]
     """
 
-    name = "geneval"
+    name = "geneval_geometry"
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict

@@ -314,7 +314,7 @@ class TestMakeReward:
 
         monkeypatch.setattr(rewards_package.importlib, "import_module", absent)
         with pytest.raises(MissingDependencyError, match=r'pip install "gradbalance\[diffusers\]"'):
-            make_reward("geneval")
+            make_reward("geneval_geometry")
 
     def test_unknown_attribute_of_the_package(self) -> None:
         with pytest.raises(AttributeError, match="NoSuchReward"):
