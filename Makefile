@@ -8,7 +8,7 @@ WORKERS ?= 2
 # transformers warns of image processors that nothing here uses.
 ENV := OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error
 
-.PHONY: demo test test-slow test-nightly lint bench docs clean
+.PHONY: demo test test-slow test-nightly lint bench evidence docs clean
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -41,6 +41,10 @@ lint: $(STAMP)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
+
+# Hours. Stop it and start it again as you like: what is finished is kept in runs/evidence.
+evidence: $(VENV)/.bench
+	$(ENV) OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -87,11 +87,12 @@ class Result:
             print(table)
         print("\n" + "\n".join(self.notes))
 
-    def publish(self, load: float) -> None:
-        """Write JSON and figures, and refresh this benchmark's part of the page.
+    def publish(self, load: float, page: Path = PAGE) -> None:
+        """Write JSON and figures, and refresh this benchmark's part of a page.
 
         Args:
             load: Load average of the machine before the benchmark began.
+            page: Markdown file with a pair of markers for this benchmark.
         """
         for folder in (RESULTS, IMAGES):
             folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +101,8 @@ class Result:
         for stem, figure in self.figures.items():
             figure.savefig(IMAGES / f"{stem}.png", dpi=144)
             plt.close(figure)
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(refreshed(page, self.name, self._section(about["machine"])), encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
+        page.write_text(refreshed(text, self.name, self._section(about["machine"])), encoding="utf-8")
 
     def _section(self, machine: dict[str, Any]) -> str:
         packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
@@ -123,7 +124,7 @@ def refreshed(page: str, name: str, text: str) -> str:
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"docs/benchmarks.md must hold the markers {begin} and {end}, found none; put them back.")
+        raise ValueError(f"the page must hold the markers {begin} and {end}, found none; put them back.")
     return pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", page)
 
 
