@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from diffusers import StableDiffusion3Pipeline
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gradbalance.errors import InvalidArgumentError
 
 from .embeddings import PromptEmbeddings
+from .generator import SD3Generator, load_pipeline
 from .roles import AdapterRoles, Role, same_tensors
-from .scheduler import FlowDPMSolverMultistepScheduler, check_flow_scheduler, noise_levels
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 ATTENTION_PROJECTIONS = tuple(
@@ -27,7 +27,7 @@ ATTENTION_PROJECTIONS = tuple(
 )
 
 
-class SD3Policy:
+class SD3Policy(SD3Generator):
     """LoRA on the transformer of a :class:`~diffusers.StableDiffusion3Pipeline`, in three roles.
 
     ``default`` is trained, ``old`` samples the training images and is always frozen, ``reference`` is the base model.
@@ -69,18 +69,7 @@ class SD3Policy:
         max_sequence_length: int = 256,
         gradient_checkpointing: bool = False,
     ) -> None:
-        if not isinstance(pipeline, StableDiffusion3Pipeline):
-            raise InvalidArgumentError(
-                f"`pipeline` must be a StableDiffusion3Pipeline. Found {type(pipeline).__name__}. "
-                "Other models need a policy class of their own."
-            )
-        check_flow_scheduler(pipeline.scheduler)
-        self.pipeline = pipeline
-        self.transformer: nn.Module = pipeline.transformer
-        self.max_sequence_length = max_sequence_length
-        for component in pipeline.components.values():
-            if isinstance(component, nn.Module):
-                component.requires_grad_(False).eval()
+        super().__init__(pipeline, max_sequence_length=max_sequence_length)
         self._roles = AdapterRoles(
             self.transformer, rank=rank, alpha=alpha, target_modules=target_modules, init=init, seed=seed
         )
@@ -88,7 +77,6 @@ class SD3Policy:
         self.old_parameters = self._roles.old_parameters
         if gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing(self._roles.checkpointed)
-        self._samplers: dict[str, StableDiffusion3Pipeline] = {}
 
     @classmethod
     def from_pretrained(
@@ -115,16 +103,15 @@ class SD3Policy:
             local_files_only: Never use the network.
             **lora: Arguments of :class:`SD3Policy`.
         """
-        source = {"revision": revision, "local_files_only": local_files_only}
-        index = StableDiffusion3Pipeline.load_config(str(path), **source)
-        without_t5 = {}
-        if not load_t5 or index.get("text_encoder_3", [None, None])[0] is None:
-            without_t5 = {"text_encoder_3": None, "tokenizer_3": None}
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            str(path), dtype=torch_dtype, variant=variant, **source, **without_t5
+        pipeline = load_pipeline(
+            path,
+            torch_dtype=torch_dtype,
+            device=device,
+            revision=revision,
+            variant=variant,
+            load_t5=load_t5,
+            local_files_only=local_files_only,
         )
-        if device is not None:
-            pipeline.to(device)
         return cls(pipeline, **lora)
 
     # ---------------------------------------------------------------------------------------------- roles
@@ -150,18 +137,7 @@ class SD3Policy:
         """Old <- decay * old + (1 - decay) * default, ``decay`` in [0, 1]; A and B factors are blended separately."""
         self._roles.blend(decay)
 
-    # ------------------------------------------------------------------------------------ network and decoder
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the transformer."""
-        return next(self.transformer.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the base model (LoRA is float32)."""
-        dtype: torch.dtype = self.transformer.dtype
-        return dtype
+    # ------------------------------------------------------------------------------------ network
 
     def velocity(self, latents: Tensor, sigma: Tensor, embeddings: PromptEmbeddings) -> Tensor:
         r"""The network's velocity :math:`v(x_\sigma, \sigma, c)`, whose target is noise minus clean latents.
@@ -195,44 +171,6 @@ class SD3Policy:
             return_dict=False,
         )[0]
         return prediction.float()
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor, *, batch_size: int = 16) -> Tensor:
-        """Images ``[B, 3, H, W]`` float32 in [0, 1] of clean latents ``[B, C, h, w]``, ``batch_size`` at a time."""
-        vae = self.pipeline.vae
-        shift = vae.config.shift_factor or 0.0
-        images = []
-        for chunk in latents.split(batch_size):
-            scaled = (chunk / vae.config.scaling_factor + shift).to(device=vae.device, dtype=vae.dtype)
-            images.append((vae.decode(scaled, return_dict=False)[0].float() / 2 + 0.5).clamp(0, 1))
-        return torch.cat(images)
-
-    # --------------------------------------------------------------------------------------------- sampling
-
-    def noise_levels(self, steps: int) -> Tensor:
-        """Noise levels ``[steps + 1]`` of sampling, float32, strictly decreasing, the last one 0."""
-        return noise_levels(self.pipeline.scheduler, steps)
-
-    def sampler(self, solver: str) -> StableDiffusion3Pipeline:
-        """A pipeline that shares this policy's transformer and VAE and has the scheduler of ``solver``.
-
-        It has no text encoders (embeddings are passed in), so these can be offloaded, and no progress bar.
-        """
-        if solver not in self._samplers:
-            euler = FlowMatchEulerDiscreteScheduler.from_config(self.pipeline.scheduler.config)
-            schedulers = {"euler": euler, "dpm++2m": FlowDPMSolverMultistepScheduler.from_euler(euler)}
-            if solver not in schedulers:
-                raise InvalidArgumentError(f"`solver` must be one of {list(schedulers)}. Found {solver!r}.")
-            texts = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "text_encoder_3", "tokenizer_3")
-            sampler = StableDiffusion3Pipeline(
-                transformer=self.transformer,
-                vae=self.pipeline.vae,
-                scheduler=schedulers[solver],
-                **dict.fromkeys(texts),
-            )
-            sampler.set_progress_bar_config(disable=True)
-            self._samplers[solver] = sampler
-        return self._samplers[solver]
 
     # ------------------------------------------------------------------------------------------------- files
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from gradbalance.errors import InvalidArgumentError
 
 from .embeddings import PromptEmbeddings, encode_prompts
-from .policy import SD3Policy
+from .generator import SD3Generator
 
 
 def sample_latents(
-    policy: SD3Policy,
+    policy: SD3Generator,
     embeddings: PromptEmbeddings,
     *,
     steps: int,
@@ -25,6 +25,7 @@ def sample_latents(
     height: int,
     width: int,
     guidance_scale: float = 1.0,
+    negative: PromptEmbeddings | None = None,
     batch_size: int | None = None,
     progress: Callable[[], Any] | None = None,
 ) -> Tensor:
@@ -35,14 +36,16 @@ def sample_latents(
     ``pipeline(..., generator=torch.Generator().manual_seed(seed))`` gives the same picture.
 
     Args:
-        policy: The policy; enter a role first (``with policy.role("old"): ...``).
+        policy: The policy, in a role (``with policy.role("old"): ...``), or any other generator.
         embeddings: Embeddings of B prompts.
         steps: Network evaluations per image, on ``policy.noise_levels(steps)``.
         seeds: B seeds.
         solver: ``"dpm++2m"`` (second-order multistep) or ``"euler"``.
         height: Height of the image in pixels.
         width: Width of the image in pixels.
-        guidance_scale: 1 switches classifier-free guidance off, as DiffusionNFT needs. Other values warn.
+        guidance_scale: 1 switches classifier-free guidance off, as DiffusionNFT needs. Other values warn, unless
+            ``negative`` is given.
+        negative: Embedding of the one negative prompt that guidance leads away from; None is the empty text.
         batch_size: Images per run of the pipeline; all at once if None.
         progress: Called after every step of every batch, for a progress bar.
 
@@ -62,15 +65,14 @@ def sample_latents(
     policy.verify_role()
     sampler = policy.sampler(solver)
     embeddings = embeddings.to(policy.device, policy.dtype)
-    negative = None
-    if guidance_scale != 1.0:
+    if guidance_scale != 1.0 and negative is None:
         warnings.warn(
             f"`guidance_scale` is {guidance_scale}: DiffusionNFT trains without classifier-free guidance, and "
             "guidance during sampling is known to slow it down or to collapse it. Use 1.0 unless that is the study.",
             RuntimeWarning,
             stacklevel=2,
         )
-        negative = encode_prompts(policy, [""]).to(policy.device, policy.dtype)
+        negative = encode_prompts(policy, [""])
 
     def on_step_end(pipeline: Any, step: int, timestep: Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
         if progress is not None:
@@ -82,8 +84,8 @@ def sample_latents(
         batch = slice(start, start + (batch_size or len(seeds)))
         conditions = embeddings.index(batch)
         extra = {}
-        if negative is not None:
-            repeated = negative.index([0] * len(conditions))
+        if guidance_scale != 1.0 and negative is not None:
+            repeated = negative.to(policy.device, policy.dtype).index([0] * len(conditions))
             extra = {"negative_prompt_embeds": repeated.prompt_embeds, "negative_pooled_prompt_embeds": repeated.pooled}
         result = sampler(
             prompt_embeds=conditions.prompt_embeds,
