@@ -9,7 +9,8 @@ from typing import Any
 
 from gradbalance.errors import InvalidArgumentError, MissingDependencyError
 
-from .base import PendingRewards, Reward, RewardError, RewardSet
+from .base import OnError, PendingRewards, Reward, RewardError, RewardSet
+from .scores import LostScore
 from .table import RewardTable
 
 _CLASSES = {
@@ -35,6 +36,8 @@ __all__ = [
     "Contrast",
     "GenEvalGeometry",
     "JPEGCompressibility",
+    "LostScore",
+    "OnError",
     "PendingRewards",
     "Reward",
     "RewardError",

@@ -7,18 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
-from .scores import check_scores
+from .scores import check_scores, lost_scores
 from .table import RewardTable
 from .workers import SerialWorker, run_into
 
 RESERVED = ("self", "images", "prompts")
+
+OnError: TypeAlias = Literal["raise", "mask"]
+"""What a call of a reward that fails does: stop, or leave its samples without a score and count them."""
 
 
 @runtime_checkable
@@ -27,7 +30,8 @@ class Reward(Protocol):
 
     It is called with ``images [B, 3, H, W]`` (float in [0, 1], not to be changed in place), B ``prompts`` and, as
     keywords, one list of length B per metadata key, with None for a sample that lacks the key. It returns B numbers;
-    None or NaN means that the reward does not apply to the sample. A reward in a :class:`RewardSet` is only ever called
+    None or NaN means that the reward does not apply to the sample, a :class:`LostScore` that it does and the score was
+    lost. A reward in a :class:`RewardSet` is only ever called
     by one thread at a time.
 
     Attributes:
@@ -66,22 +70,31 @@ class PendingRewards:
         """Wait for all rewards of this batch and return their scores; asked again, the same table.
 
         Raises:
-            RewardError: A reward raised or timed out, and the set has ``on_error="raise"``.
+            RewardError: A reward raised or timed out, and ``on_error`` says ``"raise"`` for it.
             InvalidArgumentError: A reward returned something else than B numbers.
         """
         if self._table is None:
-            errors = dict.fromkeys(self._futures, 0)
-            columns = []
-            for name, future in self._futures.items():
-                column, failed = self._column(name, future)
-                errors[name] += failed
-                columns.append(column)
-            values = torch.stack(columns, dim=1)
-            self._table = RewardTable(tuple(self._futures), values, ~values.isnan(), errors)
+            found = {name: self._column(name, future) for name, future in self._futures.items()}
+            values = torch.stack([column for column, _ in found.values()], dim=1)
+            errors = {name: lost for name, (_, lost) in found.items()}
+            self._table = RewardTable(tuple(found), values, ~values.isnan(), errors)
         return self._table
 
-    def _column(self, name: str, future: Future[Any]) -> tuple[Tensor, bool]:
+    def check(self) -> bool:
+        """Whether all rewards have ended, without waiting.
+
+        Raises:
+            RewardError: One has failed, and ``on_error`` says ``"raise"`` for it.
+        """
+        for name, future in self._futures.items():
+            if self._owner.on_error[name] == "raise" and future.done() and future.exception() is not None:
+                self._column(name, future)
+        return all(future.done() for future in self._futures.values())
+
+    def _column(self, name: str, future: Future[Any]) -> tuple[Tensor, int]:
+        """Scores of one reward, and how many of them were lost."""
         size = len(self._prompts)
+        where = f"on batch {self._batch} of {size} samples"
         try:
             returned = future.result(timeout=self._owner.timeout)
         except Exception as error:
@@ -89,16 +102,23 @@ class PendingRewards:
                 what = f"gave no result within the timeout of {self._owner.timeout} s"
             else:
                 what = f"raised {type(error).__name__}: {error}"
-            message = (
-                f"Reward {name!r} {what}, on batch {self._batch} of {size} samples, the first with the prompt "
-                f"{self._prompts[0]!r}."
-            )
-            if self._owner.on_error == "raise":
+            message = f"Reward {name!r} {what}, {where}, the first with the prompt {self._prompts[0]!r}."
+            if self._owner.on_error[name] == "raise":
                 remedy = ' Repair it, or build the RewardSet with on_error="mask" to go on without these scores.'
                 raise RewardError(message + remedy, name, self._batch) from error
             warnings.warn(f"{message} Its scores for this batch are masked.", RuntimeWarning, stacklevel=3)
-            return torch.full((size,), float("nan"), dtype=torch.float64), True
-        return check_scores(name, returned, size), False
+            return torch.full((size,), float("nan"), dtype=torch.float64), size
+        column = check_scores(name, returned, size)
+        lost = lost_scores(returned)
+        if lost:
+            first = min(lost)
+            warnings.warn(
+                f"Reward {name!r} lost the scores of {len(lost)} samples {where}, which are masked. The first is "
+                f"sample {first} with the prompt {self._prompts[first]!r}: {lost[first]}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return column, len(lost)
 
 
 class RewardSet:
@@ -115,8 +135,9 @@ class RewardSet:
     Args:
         rewards: Rewards with distinct names, or a mapping from names to callables of the same form.
         on_error: ``"raise"``: a reward that raises or times out stops with its name and batch. ``"mask"``: its scores
-            of the batch are missing, a RuntimeWarning says so and the table's ``errors`` counts it. Scores of a wrong
-            form (length, type, Inf) are a mistake in the reward and always raise.
+            of the batch are missing, a RuntimeWarning says so and the table's ``errors`` counts the samples. One word
+            for all rewards, or a mapping from names to words, ``"raise"`` for those left out. Scores of a wrong form
+            (length, type, Inf) are a mistake in the reward and always raise; a :class:`LostScore` never does.
         workers: Threads. 0 runs the rewards inside :meth:`submit`; with n threads, reward k always runs in thread
             k mod n, beside the caller and one call at a time.
         timeout: Longest wait in seconds for one reward on one batch, counted from when its result is asked for; needs
@@ -130,22 +151,21 @@ class RewardSet:
         self,
         rewards: Mapping[str, Callable[..., Any]] | Sequence[Reward],
         *,
-        on_error: Literal["raise", "mask"] = "raise",
+        on_error: OnError | Mapping[str, OnError] = "raise",
         workers: int = 0,
         timeout: float | None = None,
     ) -> None:
         self._rewards = _by_name(rewards)
-        if on_error not in ("raise", "mask"):
-            raise InvalidArgumentError(f"`on_error` must be 'raise' or 'mask'. Found {on_error!r}.")
         if workers < 0 or (timeout is not None and (workers == 0 or timeout <= 0)):
             raise InvalidArgumentError(
                 "`workers` must not be negative, and `timeout` must be positive and needs workers >= 1, because a call "
                 f"in the caller's own thread cannot be left. Found workers={workers}, timeout={timeout}."
             )
-        self.on_error = on_error
+        self.on_error = _policies(on_error, self.names)
         self.timeout = timeout
         self._workers = [SerialWorker() for _ in range(min(workers, len(self._rewards)))]
         self._batches = 0
+        self._running: list[PendingRewards] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,7 +190,11 @@ class RewardSet:
 
         Raises:
             InvalidArgumentError: Shapes or lengths that do not fit, or a reserved metadata key.
+            RewardError: A reward has failed on an earlier batch. The caller learns of it here, and not only when it
+                asks for that batch, perhaps after sampling many more.
         """
+        running, self._running = self._running, []
+        self._running = [pending for pending in running if not pending.check()]
         texts = list(prompts)
         _check_batch(images, texts, metadata)
         keywords = _columns([{}] * len(texts) if metadata is None else list(metadata))
@@ -184,6 +208,7 @@ class RewardSet:
                 run_into(futures[name], job)
         pending = PendingRewards(self, self._batches, texts, futures)
         self._batches += 1
+        self._running.append(pending)
         return pending
 
 
@@ -207,6 +232,19 @@ def _by_name(rewards: Mapping[str, Callable[..., Any]] | Sequence[Reward]) -> di
     if not names or len(set(names)) < len(names) or not all(callable(reward) for _, reward in named):
         raise InvalidArgumentError(f"`rewards` must be callables with distinct names, at least one. Found {names}.")
     return dict(named)
+
+
+def _policies(on_error: OnError | Mapping[str, OnError], names: Sequence[str]) -> dict[str, OnError]:
+    """What to do by reward name."""
+    if not isinstance(on_error, Mapping):
+        on_error = dict.fromkeys(names, on_error)
+    wrong = {name: word for name, word in on_error.items() if name not in names or word not in get_args(OnError)}
+    if wrong:
+        raise InvalidArgumentError(
+            f"`on_error` must be 'raise' or 'mask', for all rewards or by name, with names of {list(names)}. "
+            f"Found {wrong}."
+        )
+    return {name: on_error.get(name, "raise") for name in names}
 
 
 def _check_batch(images: Tensor, prompts: list[str], metadata: Sequence[Mapping[str, Any]] | None) -> None:

@@ -12,6 +12,40 @@ from torch import Tensor
 from gradbalance.errors import InvalidArgumentError
 
 
+class LostScore(float):
+    """A score that should exist and was lost: NaN, with the reason.
+
+    A reward returns it for single samples that it could not score (a server that was away, an answer that cannot be
+    read) when it is to go on without them. A :class:`RewardSet` masks the sample as it does for NaN, and warns and
+    counts it in the table's ``errors``, which it does not do for None and NaN (the reward does not apply).
+
+    >>> LostScore("no answer"), LostScore("no answer").reason
+    (nan, 'no answer')
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str) -> LostScore:
+        """NaN, whatever the reason."""
+        score = super().__new__(cls, math.nan)
+        score.reason = reason
+        return score
+
+    def __reduce__(self) -> tuple[type[LostScore], tuple[str]]:
+        return LostScore, (self.reason,)
+
+
+def lost_scores(returned: Any) -> dict[int, str]:
+    """Reasons of the lost scores in what a reward returned, by sample.
+
+    >>> lost_scores([0.5, LostScore("timeout"), None])
+    {1: 'timeout'}
+    """
+    if isinstance(returned, Tensor):
+        return {}
+    return {i: entry.reason for i, entry in enumerate(returned) if isinstance(entry, LostScore)}
+
+
 def check_scores(name: str, returned: Any, size: int) -> Tensor:
     """What reward ``name`` returned for ``size`` samples, as ``[size]`` float64 on the CPU, NaN where missing.
 

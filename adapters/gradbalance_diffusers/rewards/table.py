@@ -20,7 +20,8 @@ class RewardTable:
         names: K reward names.
         values: ``[B, K]`` float64 on the CPU, NaN where a reward is missing.
         mask: ``[B, K]`` bool, where a reward is defined.
-        errors: Calls that failed or timed out and were masked, by reward name.
+        errors: By reward name, samples whose score was lost and is masked: those of calls that failed or timed out, and
+            those that a reward gave up itself (:class:`LostScore`).
     """
 
     names: tuple[str, ...]

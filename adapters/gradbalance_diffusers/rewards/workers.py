@@ -35,7 +35,10 @@ class SerialWorker:
     def _run(self) -> None:
         while True:
             future, job = self._jobs.get()
-            run_into(future, job)
+            try:
+                run_into(future, job)
+            except BaseException as error:  # sys.exit() would end this thread, and whoever waits for it would hang
+                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def run_into(future: Future[Any], job: Callable[[], Any]) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from gradbalance.errors import GradBalanceError, InvalidArgumentError, MissingDependencyError
 from gradbalance_diffusers import rewards as rewards_package
-from gradbalance_diffusers.rewards import Reward, RewardError, RewardSet, RewardTable, make_reward
+from gradbalance_diffusers.rewards import LostScore, Reward, RewardError, RewardSet, RewardTable, make_reward
 
 PROMPTS = ["a", "b", "c"]
 IMAGES = torch.linspace(0, 1, 3).view(3, 1, 1, 1).expand(3, 3, 4, 4)
@@ -128,10 +130,9 @@ def test_scores_of_a_wrong_form_always_raise(value: Any, message: str, on_error:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_failing_reward_raises_with_its_name_and_batch(workers: int) -> None:
     rewards = RewardSet({"ok": returns([0.0] * 3), "broken": fails}, workers=workers)
-    rewards.submit(IMAGES, PROMPTS)
-    with pytest.raises(RewardError, match=r"'broken' raised ZeroDivisionError: engine broke, on batch 1 .*'a'") as info:
+    with pytest.raises(RewardError, match=r"'broken' raised ZeroDivisionError: engine broke, on batch 0 .*'a'") as info:
         rewards(IMAGES, PROMPTS)
-    assert (info.value.reward, info.value.batch) == ("broken", 1)
+    assert (info.value.reward, info.value.batch) == ("broken", 0)
     assert isinstance(info.value.__cause__, ZeroDivisionError)
     assert isinstance(info.value, GradBalanceError)
 
@@ -143,7 +144,79 @@ def test_a_failing_reward_is_masked_and_counted(workers: int) -> None:
         table = rewards(IMAGES, PROMPTS)
     assert table.values[:, 0].isnan().all()
     assert table.mask.tolist() == [[False, True]] * 3
-    assert table.errors == {"broken": 1, "ok": 0}
+    assert table.errors == {"broken": 3, "ok": 0}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failure_is_told_on_the_next_batch(workers: int) -> None:
+    rewards = RewardSet({"late": fails, "ok": returns([0.0] * 3)}, workers=workers)
+    first = rewards.submit(IMAGES, PROMPTS)
+    while not all(future.done() for future in first._futures.values()):
+        time.sleep(0.001)
+    with pytest.raises(RewardError, match=r"'late' .*on batch 0 "):
+        rewards.submit(IMAGES, PROMPTS)
+    with pytest.raises(RewardError, match=r"'late' .*on batch 0 "):
+        first.result()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_policies_by_name(workers: int) -> None:
+    rewards = RewardSet({"remote": fails, "ok": returns([1.0] * 3)}, on_error={"remote": "mask"}, workers=workers)
+    assert rewards.on_error == {"remote": "mask", "ok": "raise"}
+    with pytest.warns(RuntimeWarning, match=r"'remote'.*masked"):
+        assert rewards(IMAGES, PROMPTS).errors == {"remote": 3, "ok": 0}
+    strict = RewardSet({"remote": fails, "ok": fails}, on_error={"remote": "mask"}, workers=workers)
+    with pytest.warns(RuntimeWarning, match="'remote'"), pytest.raises(RewardError, match="'ok'"):
+        strict(IMAGES, PROMPTS)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+def test_lost_scores_are_masked_and_counted(on_error: Any) -> None:
+    value = [0.5, LostScore("server away"), None]
+    rewards = RewardSet({"remote": returns(value), "ok": returns([1.0] * 3)}, on_error=on_error)
+    with pytest.warns(
+        RuntimeWarning, match=r"'remote' lost the scores of 1 .*sample 1 with the prompt 'b': server away"
+    ):
+        table = rewards(IMAGES, PROMPTS)
+    assert table.mask[:, 0].tolist() == [True, False, False]
+    assert table.errors == {"remote": 1, "ok": 0}
+    assert table.counts() == {"remote": 1, "ok": 3}
+
+
+def test_a_lost_score_is_a_missing_number() -> None:
+    lost = pickle.loads(pickle.dumps(LostScore("server away")))
+    assert math.isnan(lost)
+    assert lost.reason == "server away"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_reward_that_ends_its_thread_is_reported(error: BaseException) -> None:
+    def dies(images: Tensor, prompts: list[str]) -> list[float]:
+        if prompts[0] == "die":
+            raise error
+        return [1.0]
+
+    rewards = RewardSet({"dies": dies}, on_error="mask", workers=1)
+    handles = [rewards.submit(IMAGES[:1], [prompt]) for prompt in ("a", "die", "b")]
+    assert handles[0].result().errors == {"dies": 0}
+    with pytest.warns(RuntimeWarning, match=f"'dies' raised RuntimeError: {type(error).__name__}"):
+        assert handles[1].result().errors == {"dies": 1}
+    assert handles[2].result().values.item() == 1.0
+
+
+def test_a_slow_reward_keeps_its_order_and_the_others_their_pace() -> None:
+    go = threading.Event()
+
+    def slow(images: Tensor, prompts: list[str]) -> list[float]:
+        assert go.wait(30)
+        return [float(prompt) for prompt in prompts]
+
+    rewards = RewardSet({"slow": slow, "fast": returns([7.0])}, workers=2)
+    handles = [rewards.submit(IMAGES[:1], [str(i)]) for i in range(3)]
+    assert [handle._futures["fast"].result(30) for handle in handles] == [[7.0]] * 3  # while `slow` still waits
+    assert not any(handle._futures["slow"].done() for handle in handles)
+    go.set()
+    assert [handle.result().values.tolist() for handle in handles] == [[[float(i), 7.0]] for i in range(3)]
 
 
 def test_scoring_runs_beside_the_caller_and_keeps_the_order() -> None:
@@ -195,7 +268,7 @@ def test_timeout(on_error: Any) -> None:
             with pytest.warns(RuntimeWarning, match=r"'hang'.*timeout"):
                 table = handle.result()
             assert table.mask.tolist() == [[False, True]] * 3
-            assert table.errors == {"hang": 1, "ok": 0}
+            assert table.errors == {"hang": 3, "ok": 0}
     finally:
         release.set()
 
@@ -242,7 +315,9 @@ def test_bad_batches(arguments: Any, message: str) -> None:
         ([Brightness(), Brightness()], {}, "distinct"),
         ([fails], {}, "attribute `name`"),
         ({"x": 3}, {}, "callables"),
-        ([Brightness()], {"on_error": "ignore"}, "on_error"),
+        ([Brightness()], {"on_error": "ignore"}, "on_error.*ignore"),
+        ([Brightness()], {"on_error": {"brightnes": "mask"}}, r"on_error.*'brightness'.*'brightnes'"),
+        ([Brightness()], {"on_error": {"brightness": "drop"}}, "on_error.*drop"),
         ([Brightness()], {"workers": -1}, "workers"),
         ([Brightness()], {"timeout": 3.0}, "workers >= 1"),
         ([Brightness()], {"workers": 1, "timeout": 0.0}, "positive"),
