@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .config import SamplingConfig
-from .embeddings import PromptEmbeddings, PromptEncoder
+from .embeddings import PromptEncoder, SampleEmbeddings
 from .policy import SD3Policy
 from .prompts import Prompt
 from .rewards.base import RewardSet, RewardTable
@@ -24,14 +24,14 @@ class Rollout:
     Attributes:
         prompts: The prompt of each sample, length B.
         latents: Clean latents x0, ``[B, C, h, w]`` float32. Nothing else of the sampling path is kept.
-        embeddings: Prompt embeddings of each sample.
+        embeddings: Prompt embeddings of the samples.
         rewards: R ``[B, K]`` with its mask.
         images: ``[B, 3, H, W]`` in [0, 1] on the CPU if they were asked for.
     """
 
     prompts: list[Prompt]
     latents: Tensor
-    embeddings: PromptEmbeddings
+    embeddings: SampleEmbeddings
     rewards: RewardTable
     images: Tensor | None = None
 
@@ -66,7 +66,7 @@ def roll_out(
     """
     prompts, seeds = list(prompts), list(seeds)
     batch = config.batch_size or len(prompts)
-    embeddings = encoder.encode([prompt.text for prompt in prompts])
+    embeddings = encoder.encode_samples([prompt.text for prompt in prompts])
     latents, images, pending = [], [], []
     for start in tqdm(range(0, len(prompts), batch), desc=description, leave=False):
         chunk = slice(start, start + batch)

@@ -38,7 +38,7 @@ from .rewards.base import RewardSet, RewardTable
 from .rollout import Rollout, roll_out
 from .run_folder import RunFolder
 from .stages import plan_stages, stage_at
-from .timesteps import TimestepSampler
+from .timesteps import NoiseDraws, TimestepSampler, seeded_generator
 from .training_log import evaluation_row, save_evaluation, training_row
 
 
@@ -51,16 +51,14 @@ class EpochData:
         names: K names of what is balanced.
         advantages: Per-reward advantages ``[S, K]`` with their mask.
         r: Optimality ``[S, K]`` in [0, 1].
-        sigma: Noise levels ``[S, T]``.
-        noise: ``[S, T, C, h, w]``.
+        draws: Noise levels ``[S, T]``, and the noise at each.
     """
 
     rollout: Rollout
     names: list[str]
     advantages: Advantages
     r: Tensor
-    sigma: Tensor
-    noise: Tensor
+    draws: NoiseDraws
 
 
 class NFTTrainer:
@@ -129,10 +127,10 @@ class NFTTrainer:
     def train_epoch(self, epoch: int) -> RewardTable:
         """One epoch of DiffusionNFT with a balanced direction; returns the rewards of its samples."""
         started = time.perf_counter()
-        rng = np.random.SeedSequence([self.config.run.seed, epoch])
+        seed = self.config.run.seed
         prompts = self.sampler.samples(epoch)
         groups = torch.arange(len(prompts)) // self.config.prompts.images_per_prompt
-        seeds = [int(word) for word in rng.generate_state(len(prompts))]
+        seeds = np.random.SeedSequence([seed, epoch]).generate_state(len(prompts)).tolist()
 
         with self.policy.role("old"):
             rollout = roll_out(
@@ -143,11 +141,10 @@ class NFTTrainer:
         names, values, mask = self._objectives(rollout.rewards)
         advantages = group_advantages(values, mask, groups, std=self.config.loss.advantage_std)
         r = optimality(advantages.values, self.config.loss.advantage_clip)
-        generator = torch.Generator().manual_seed(int(rng.spawn(1)[0].generate_state(1)[0]))
-        sigma, noise = self.timesteps.draw(groups, rollout.latents.shape[1:], generator)
-        data = EpochData(rollout, names, advantages, r, sigma, noise)
+        draws = self.timesteps.draw(groups, (seed, epoch, 0))
+        data = EpochData(rollout, names, advantages, r, draws)
 
-        order = torch.randperm(self.config.prompts.groups_per_epoch, generator=generator)
+        order = torch.randperm(self.config.prompts.groups_per_epoch, generator=seeded_generator(seed, epoch, 1))
         for part in order.chunk(self.config.optimizer.steps_per_epoch):
             self._optimizer_step(data, torch.isin(groups, part).nonzero().flatten(), epoch)
         self.policy.blend_old(self.old_schedule(self.step))
@@ -160,7 +157,7 @@ class NFTTrainer:
 
     def _optimizer_step(self, data: EpochData, samples: Tensor, epoch: int) -> None:
         """One optimizer step on ``samples``; its cycle of micro-batches counts every (sample, noise level) pair."""
-        levels = data.sigma.shape[1]
+        levels = data.draws.sigma.shape[1]
         pairs = len(samples) * levels
         counts = data.advantages.mask[samples].sum(dim=0) * levels
         micro = self.config.optimizer.micro_batch_size or len(samples)
@@ -215,8 +212,9 @@ class NFTTrainer:
     def _terms(self, data: EpochData, chunk: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """L+ ``[b]``, L- ``[b]``, KL term ``[b]`` (None if its weight is 0) of samples ``chunk`` at one level."""
         loss, device = self.config.loss, self.policy.device
-        latents, at = data.rollout.latents, (chunk, level)
-        x0, sigma, noise = (x.to(device) for x in (latents[chunk], data.sigma[at], data.noise[at]))
+        x0 = data.rollout.latents[chunk].to(device)
+        sigma = data.draws.sigma[chunk, level].to(device)
+        noise = data.draws.noise(chunk, level, x0.shape[1:]).to(device)
         embeddings = data.rollout.embeddings.index(chunk).to(device)
         x_t = interpolate_noise(x0, noise, sigma)
         with self._autocast():

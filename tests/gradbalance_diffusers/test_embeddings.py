@@ -39,6 +39,18 @@ def test_misses_are_encoded_in_batches(policy: SD3Policy, counted: list[list[str
     assert counted == [["a", "b"], ["c"]]
 
 
+def test_samples_of_one_prompt_share_its_embeddings(policy: SD3Policy) -> None:
+    encoder = PromptEncoder(policy)
+    prompts = ["b", "a", "b", "b", "c"]
+    shared, repeated = encoder.encode_samples(prompts), encoder.encode(prompts)
+    assert (len(shared), len(shared.distinct)) == (5, 3)
+    for idx in (torch.tensor([4, 1, 0, 2]), [3], slice(1, 4)):
+        assert torch.equal(shared.index(idx).prompt_embeds, repeated.index(idx).prompt_embeds)
+        assert torch.equal(shared.index(idx).pooled, repeated.index(idx).pooled)
+    with pytest.raises(InvalidArgumentError, match="prompts"):
+        encoder.encode_samples([])
+
+
 def test_order_and_repeats(policy: SD3Policy) -> None:
     found = PromptEncoder(policy, batch_size=3).encode(["b", "a", "b"])
     expected = encode_prompts(policy, ["b", "a", "b"])
