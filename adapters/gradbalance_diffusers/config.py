@@ -57,6 +57,7 @@ _FREE_ON_RESUME = frozenset(
     {
         "model.device",
         "evaluation.every",
+        "evaluation.metrics",
         "run.epochs",
         "run.folder",
         "run.checkpoint_every",
@@ -114,6 +115,9 @@ class Config(Section):
         if not names or len(set(names)) < len(names):
             found = f"{names}" if names else "no reward"
             raise InvalidArgumentError(f"`rewards` must name at least one reward, each once. Found {found}.")
+        metrics = [metric.name for metric in self.evaluation.metrics]
+        if len(set(metrics)) < len(metrics):
+            raise InvalidArgumentError(f"`evaluation.metrics` must name each metric once. Found {metrics}.")
         self._check_balance(names)
         self._check_timesteps()
         if self.optimizer.steps_per_epoch > self.prompts.groups_per_epoch:
@@ -127,6 +131,11 @@ class Config(Section):
     def reward_names(self) -> list[str]:
         """Names of the rewards, in order."""
         return [reward.name for reward in self.rewards]
+
+    @property
+    def metrics(self) -> list[RewardConfig]:
+        """What a stand-alone evaluation scores."""
+        return self.evaluation.metrics or self.rewards
 
     def to_yaml(self) -> str:
         """The whole configuration, defaults included, as :meth:`from_yaml` reads it."""

@@ -254,6 +254,8 @@ class EvaluationConfig(Section):
     """ODE solver (DiffusionNFT evaluates with Euler)."""
     seed: Natural = 1_000_000
     """Seed of the first picture's noise."""
+    metrics: list[RewardConfig] = field(default_factory=list)
+    """What examples/evaluate_sd35.py scores, given as `rewards` are; empty takes the training rewards."""
     saved_images: Natural = 8
     """Pictures of each source that every evaluation keeps, for the before/after grid of the report."""
 

@@ -179,12 +179,21 @@ def test_fingerprint_changes_with_training_but_not_with_length_or_place():
     assert differing == {"optimizer.lr", "prompts.mix.ocr"}
 
 
+def test_metrics_are_the_training_rewards_unless_named():
+    assert load_config("tiny").metrics == load_config("tiny").rewards
+    metrics = load_config("tiny", ["evaluation.metrics=[ocr, {name: strict, kind: geneval}]"]).metrics
+    assert [(metric.name, metric.scorer) for metric in metrics] == [("ocr", "ocr"), ("strict", "geneval")]
+    with pytest.raises(InvalidArgumentError, match=r"`evaluation\.metrics` must name each metric once"):
+        load_config("tiny", ["evaluation.metrics=[ocr, ocr]"])
+
+
 def test_keys_free_on_resume_exist():
     frozen = set(load_config("tiny").frozen_values())
     free = {path for path in known_paths(Config) if not any(k == path or k.startswith(path + ".") for k in frozen)}
     assert free == {
         "model.device",
         "evaluation.every",
+        "evaluation.metrics",
         "run.epochs",
         "run.folder",
         "run.checkpoint_every",
