@@ -20,6 +20,7 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
 
     * ``"marble"``: :class:`gradbalance.MARBLE`, the paper's method.
     * ``"mgda"``: the min-norm point of the normalized rows, solved afresh on every step, no memory.
+    * ``"mgda-raw"``: the same of the rows as they are, for comparison: the shortest row gets the largest weight.
     * ``"nash"``: :class:`gradbalance.NashMTL`, solved every ``interval`` steps.
     * ``"mean"``: fixed 1/K on losses of separately normalized advantages.
     * ``"weighted-sum"``: the rewards are summed before the advantage (one objective), so nothing is left to balance.
@@ -33,8 +34,8 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
             floor=config.floor,
             uniform_after=config.uniform_after,
         )
-    if method == "mgda":
-        return gb.MGDA(normalize=True, floor=config.floor)
+    if method in ("mgda", "mgda-raw"):
+        return gb.MGDA(normalize=method == "mgda", floor=config.floor)
     if method == "nash":
         return gb.NashMTL(interval=config.interval)
     if method == "mean":
@@ -42,7 +43,7 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
     if method == WEIGHTED_SUM:
         return gb.Mean()
     raise gb.InvalidArgumentError(
-        f"`balance.method` must be one of marble, mgda, nash, mean, weighted-sum. Found {method!r}."
+        f"`balance.method` must be one of marble, mgda, mgda-raw, nash, mean, weighted-sum. Found {method!r}."
     )
 
 

@@ -10,7 +10,7 @@ from gradbalance.errors import InvalidArgumentError
 from .schema import Count, Decay, Fraction, Natural, NonNegative, Positive, Range, Section
 
 Source = Literal["general", "ocr", "geneval"]
-Method = Literal["marble", "mgda", "nash", "mean", "weighted-sum"]
+Method = Literal["marble", "mgda", "mgda-raw", "nash", "mean", "weighted-sum"]
 Solver = Literal["dpm++2m", "euler"]
 
 

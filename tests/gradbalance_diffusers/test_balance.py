@@ -13,10 +13,24 @@ from gradbalance_diffusers.rewards.table import RewardTable
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("marble", gb.MARBLE), ("mgda", gb.MGDA), ("nash", gb.NashMTL), ("mean", Observed), ("weighted-sum", gb.Mean)],
+    [
+        ("marble", gb.MARBLE),
+        ("mgda", gb.MGDA),
+        ("mgda-raw", gb.MGDA),
+        ("nash", gb.NashMTL),
+        ("mean", Observed),
+        ("weighted-sum", gb.Mean),
+    ],
 )
 def test_methods(method: str, kind: type) -> None:
     assert type(make_balancer(BalanceConfig(method=method))) is kind
+
+
+def test_mgda_looks_at_directions_and_mgda_raw_at_lengths_too() -> None:
+    gram = torch.diag(torch.tensor([1.0, 100.0], dtype=torch.float64))
+    normalized, raw = (make_balancer(BalanceConfig(method=method))(gram) for method in ("mgda", "mgda-raw"))
+    assert (normalized[0] / normalized[1]).item() == pytest.approx(10.0)
+    assert (raw[0] / raw[1]).item() == pytest.approx(100.0)
 
 
 def test_marble_takes_its_options() -> None:
