@@ -14,6 +14,10 @@ from .scores import LostScore
 from .table import RewardTable
 
 _CLASSES = {
+    "PickScore": "pickscore",
+    "HPSv2": "hpsv2",
+    "CLIPScore": "clipscore",
+    "Aesthetic": "aesthetic",
     "OCR": "ocr",
     "GenEvalGeometry": "geometry",
     "Saturation": "appearance",
@@ -22,6 +26,10 @@ _CLASSES = {
     "JPEGCompressibility": "jpeg",
 }
 _NAMES = {
+    "pickscore": "PickScore",
+    "hpsv2": "HPSv2",
+    "clipscore": "CLIPScore",
+    "aesthetic": "Aesthetic",
     "ocr": "OCR",
     "geneval_geometry": "GenEvalGeometry",
     "saturation": "Saturation",
@@ -32,13 +40,17 @@ _NAMES = {
 
 __all__ = [
     "OCR",
+    "Aesthetic",
     "Background",
+    "CLIPScore",
     "Contrast",
     "GenEvalGeometry",
+    "HPSv2",
     "JPEGCompressibility",
     "LostScore",
     "OnError",
     "PendingRewards",
+    "PickScore",
     "Reward",
     "RewardError",
     "RewardSet",
@@ -52,9 +64,8 @@ def make_reward(name: str, **kwargs: Any) -> Callable[..., Any]:
     """A reward by the name used in configurations.
 
     Args:
-        name: ``"ocr"``, ``"geneval_geometry"``, ``"saturation"``, ``"contrast"``, ``"background"``,
-            ``"jpeg_compressibility"``, or ``"package.module:attribute"`` for your own: a class or function that returns
-            a reward.
+        name: One of those in docs/rewards.md, such as ``"pickscore"`` or ``"ocr"`` (a wrong one gets an error with all),
+            or ``"package.module:attribute"`` for your own: a class or function that returns a reward.
         **kwargs: Passed to the class.
 
     Raises:

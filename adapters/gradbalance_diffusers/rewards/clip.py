@@ -29,6 +29,7 @@ class CLIP:
     Attributes:
         device: Where the model is.
         image_size: Height and width of the images it takes.
+        dimension: Length D of the features.
         logit_scale: Factor exp(t) of the cosine in the model's logits.
 
     Raises:
@@ -42,6 +43,7 @@ class CLIP:
         self._lock = threading.Lock()  # a fast tokenizer keeps the padding and truncation of a call as state
         self.device = model.logit_scale.device
         self.image_size: int = model.config.vision_config.image_size
+        self.dimension: int = model.config.projection_dim
         self.logit_scale = model.logit_scale.exp().item()
 
     def image_features(self, pixels: Tensor) -> Tensor:
@@ -61,6 +63,10 @@ class CLIP:
             features = _tensor(self._model.get_text_features(input_ids=self._tokens(list(distinct)).to(self.device)))
             rows = torch.tensor([distinct[text] for text in texts], device=self.device)
             return torch.nn.functional.normalize(features.float(), dim=-1)[rows]
+
+    def cosines(self, pixels: Tensor, texts: Sequence[str]) -> Tensor:
+        """Cosine ``[B]`` of each image with its own text; see `image_features` and `text_features`."""
+        return (self.image_features(pixels) * self.text_features(texts)).sum(dim=-1)
 
     def _tokens(self, texts: list[str]) -> Tensor:
         length = self._model.config.text_config.max_position_embeddings

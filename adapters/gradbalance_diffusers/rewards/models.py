@@ -181,8 +181,8 @@ def cannot_load(parameter: str, path: str | Path, what: str, error: BaseExceptio
     if not _HUB_ID.fullmatch(str(path)):
         return InvalidArgumentError(f"{rule} is not here, and is no hub id. Check the path.")
     return InvalidArgumentError(
-        f"{rule} is not here and could not be had from the hub: {first_line(error)} Check the spelling. Without network, "
-        "or with HF_HUB_OFFLINE=1, only what was downloaded before is found: run "
+        f"{rule} is not here and could not be had from the hub: {first_line(error)} Check the spelling. Without "
+        "network, or with HF_HUB_OFFLINE=1, only what was downloaded before is found: run "
         f"`hf download {path} --local-dir FOLDER` where there is network, and pass {parameter}='FOLDER'."
     )
 
