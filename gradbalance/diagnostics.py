@@ -19,7 +19,8 @@ def summary(info: BalanceInfo) -> dict[str, float | bool | str]:
     ``weight/NAME``, and ``coefficient/NAME`` where the balancer has coefficients. On steps with rows also
     ``collector``, ``norm/NAME``, ``cosine/NAME`` (of the written direction with the row), their ``worst_cosine`` and
     ``mean_cosine`` over objectives with a row that is not zero, ``worst_pair_cosine`` (the least cosine between two
-    rows) and ``conflict`` (it is below zero).
+    rows) and ``conflict`` (it is below zero). With several balancers, weights, coefficients, norms and cosines of each
+    group are logged too, as ``weight/GROUP/NAME`` and so on; those without a group are of whole rows.
 
     >>> info = BalanceInfo(("a", "b"), torch.ones(2), torch.zeros(2), torch.ones(2, dtype=torch.bool), refreshed=False)
     >>> summary(info)["weight/b"]
@@ -32,14 +33,17 @@ def summary(info: BalanceInfo) -> dict[str, float | bool | str]:
         "inactive": len(info.inactive),
     }
     logged.update((f"loss/{name}", value) for name, value in info.losses.items())
-    logged.update(_named("weight", info, info.weights))
-    if info.coefficients is not None:
-        logged.update(_named("coefficient", info, info.coefficients))
+    for prefix, own in [("", info), *((f"{group}/", own) for group, own in info.groups.items())]:
+        if not own.groups:
+            logged.update(_named(f"weight/{prefix}", info, own.weights))
+        if own.coefficients is not None:
+            logged.update(_named(f"coefficient/{prefix}", info, own.coefficients))
+        if own.norms is not None and own.cosines is not None and not own.overflow:
+            logged.update(_named(f"norm/{prefix}", info, own.norms))
+            logged.update(_named(f"cosine/{prefix}", info, own.cosines))
     if info.gram is None or info.norms is None or info.cosines is None or info.overflow:
         return logged
     logged["collector"] = info.collector or ""
-    logged.update(_named("norm", info, info.norms))
-    logged.update(_named("cosine", info, info.cosines))
     alive = info.norms > 0
     if alive.any():
         logged["worst_cosine"] = info.cosines[alive].min().item()
@@ -125,8 +129,8 @@ class ConflictRate:
         self.steps = torch.tensor(state["steps"], dtype=torch.int64).reshape(count, count)
 
 
-def _named(kind: str, info: BalanceInfo, values: Tensor) -> dict[str, float]:
-    return {f"{kind}/{name}": value for name, value in zip(info.names, values.tolist(), strict=True)}
+def _named(prefix: str, info: BalanceInfo, values: Tensor) -> dict[str, float]:
+    return {f"{prefix}{name}": value for name, value in zip(info.names, values.tolist(), strict=True)}
 
 
 def _pairs(gram: Tensor) -> Tensor:

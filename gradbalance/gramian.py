@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -132,6 +133,43 @@ def direction_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     if squared <= 1e-14:
         return torch.zeros_like(image)
     return (image / squared.sqrt()).clamp(-1, 1)
+
+
+def joint_cosines(grams: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Cosines of a direction whose parts, in separate groups of columns, combine the rows with weights of their own.
+
+    With groups h of columns, Gramians G_h and weights w_h, and ``d_h = sum_k w_hk g_hk`` side by side,
+
+        cos(d, g_k) = sum_h (G_h w_h)_k / sqrt(sum_h w_h' G_h w_h  sum_h G_h[k, k]).
+
+    Args:
+        grams: A Gramian for each group, shape [K, K], any floating dtype and device.
+        weights: Weights on its raw rows, shape [K], for each group.
+
+    Returns:
+        Cosines as of :func:`direction_cosines`, which this is for a single group.
+
+    Example:
+        >>> joint_cosines([torch.eye(2), torch.eye(2)], [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    total = torch.stack([_host(gram) for gram in grams]).sum(0)
+    length = norms(total)
+    # The largest |w_hk| |g_hk| is brought to 1 before anything is squared.
+    parts = [(norms(gram), _host(own)) for gram, own in zip(grams, weights, strict=True)]
+    largest = torch.stack([(size * own).abs().max() for size, own in parts]).max().clamp(min=tiny)
+    image = torch.zeros_like(length)
+    squared = mass = 0.0
+    for gram, (size, own) in zip(grams, parts, strict=True):
+        scaled = own * size / largest
+        products = cosines(gram) @ scaled
+        image += products * torch.where(length > 0, size / length.clamp(min=tiny), 0.0)
+        squared += float(scaled @ products)
+        mass += float(scaled.abs().sum())
+    if squared <= 1e-14 * mass**2:
+        return torch.zeros_like(image)
+    return (image / math.sqrt(squared)).clamp(-1, 1)
 
 
 def _host(values: Tensor) -> Tensor:

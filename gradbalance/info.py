@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -17,13 +18,14 @@ class BalanceInfo:
 
     Attributes:
         names: K objectives.
-        weights: [K] float64 on the CPU, as applied to the raw rows.
+        weights: [K] float64 on the CPU, as applied to the raw rows; with several balancers [G, K], a row for each
+            group, in the order of ``groups``.
         loss_values: [K] sums of the losses over the micro-batches of the cycle.
         active: bool [K], objectives with any defined sample in the cycle.
-        refreshed: Were rows collected and the balancer asked? Else the cached weights were used.
+        refreshed: Were rows collected and the balancer (one of several) asked? Else the cached weights were used.
         collector: ``"passes"`` if any micro-batch was collected so, else ``"linear"``; None on steps without rows.
         collector_reason: Why that one.
-        coefficients: [K] the balancer's simplex coefficients, where it has them.
+        coefficients: [K] the balancer's simplex coefficients, where it has them; None with several balancers.
         gram: [K, K] float64 Gramian of the rows (without the loss scale of a scaler that was handed over); None on
             cached steps.
         norms: [K] row norms; None on cached steps.
@@ -33,6 +35,10 @@ class BalanceInfo:
         skipped: Under ``on_nonfinite="skip"``, why the cycle was skipped: the objectives whose loss or row was not
             finite, and ``"extra_loss"``; all objectives where only the sum of gradients shows it (cached steps, task
             heads). Weights are then zero, and nothing else is known of the cycle. Empty otherwise.
+        groups: With several balancers, the same facts for the parameters of each, by its name; here their Gramians
+            are summed, so that ``gram``, ``norms`` and ``cosines`` are those of whole rows and the whole direction.
+            In a cycle with rows a group has ``gram``, ``norms`` and ``cosines`` also where its own balancer was not
+            asked (``refreshed`` is false then). Empty with a single balancer.
     """
 
     names: tuple[str, ...]
@@ -48,6 +54,7 @@ class BalanceInfo:
     cosines: Tensor | None = None
     overflow: bool = False
     skipped: tuple[str, ...] = ()
+    groups: Mapping[str, BalanceInfo] = field(default_factory=dict)
 
     @cached_property
     def losses(self) -> dict[str, float]:

@@ -9,14 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradbalance.cycle import Cycle
+from gradbalance.balancer_state import check_classes, classes_of, loaded_states, states_of
+from gradbalance.cycle import Cycle, OnRows
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.gradients.collect import Collector, check_collector
 from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
 from gradbalance.gradients.record import Recording
-from gradbalance.gradients.rows import balanced_parameters
+from gradbalance.groups import Balancers, by_name, check_balancers, check_param_groups, groups_of
 from gradbalance.info import BalanceInfo
-from gradbalance.solve import BalancerLike, count_step, needs_rows
+from gradbalance.solve import count_step, needs_rows
 
 
 class BalancedOptimizer(torch.optim.Optimizer):
@@ -38,6 +39,14 @@ class BalancedOptimizer(torch.optim.Optimizer):
     Parameter groups with ``"balanced": False`` (task heads) and leaves that are in no group get the plain gradient of
     the sum of losses, written to ``.grad`` by ``backward`` at once, as is that of ``extra_loss``.
 
+    **A balancer per group.** Given a mapping ``{"encoder": MGDA(), "decoder": MARBLE()}``, each parameter group names
+    its balancer: ``{"params": ..., "balanced": "encoder"}``. The groups of a name share rows, a Gramian and weights of
+    their own; ``.grad`` is what :func:`gradbalance.backward` on the parameters of each would write. Rows are collected
+    once, for all groups, in cycles in which any balancer needs them; the others then use their cached weights on the
+    rows that are there. In cycles without rows, each distinct weighting is one backward pass that stops short of what
+    lies behind its own parameters: one pass where all weights are equal, two for an encoder and a decoder. So give
+    balancers with an interval the same one.
+
     **NaN and Inf** raise NonFiniteError by default. With ``on_nonfinite="skip"`` a cycle with a non-finite loss, row or
     plain gradient is skipped: ``balance`` sets every ``.grad`` that the cycle wrote to None and does not call the
     balancer, whose weights and averages stay; ``step`` returns without stepping the wrapped optimizer or counting a
@@ -49,7 +58,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: Any torch optimizer that needs no closure.
-        balancer: Any callable from Gramian to weights; see :func:`gradbalance.backward`.
+        balancer: Any callable from Gramian to weights; see :func:`gradbalance.backward`. Or several by name.
         module: Records its linear layers by itself in cycles that need rows, so that an AffineLoss uses the cheap
             `linear` collector. Recording lasts from the first forward of the cycle with grad enabled to
             :meth:`balance`.
@@ -60,6 +69,10 @@ class BalancedOptimizer(torch.optim.Optimizer):
             without the scale, and an overflow skips the step: the non-finite mean of the rows is written for the scaler
             to see, and the balancer is not called. Call ``balance()`` before ``scaler.unscale_`` and ``scaler.step``.
         on_nonfinite: ``"raise"`` or ``"skip"``; ``"skip"`` not together with an enabled scaler, which skips by itself.
+        on_rows: Called in cycles with finite rows, just before they are combined and freed, with the blocks
+            [K, P_j] that make up the rows side by side (without the scale of the scaler), which are not to be kept or
+            changed, and the K names. ``on_rows=meter.update`` feeds a :class:`~gradbalance.ConflictMeter` at no
+            further pass.
 
     Attributes:
         optimizer: As given.
@@ -74,6 +87,19 @@ class BalancedOptimizer(torch.optim.Optimizer):
     >>> weight.detach()
     tensor([0.9000, 0.9000])
     >>> optimizer.zero_grad()
+
+    A balancer for each of two groups:
+
+    >>> from gradbalance import MARBLE, MGDA
+    >>> encoder, decoder = torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)
+    >>> groups = [
+    ...     {"params": encoder.parameters(), "balanced": "encoder"},
+    ...     {"params": decoder.parameters(), "balanced": "decoder"},
+    ... ]
+    >>> optimizer = BalancedOptimizer(torch.optim.SGD(groups, lr=0.1), {"encoder": MGDA(), "decoder": MARBLE()})
+    >>> optimizer.backward(decoder(encoder(torch.ones(1, 3))).square().mean(0))
+    >>> optimizer.balance().groups["encoder"].weights.shape
+    torch.Size([2])
     """
 
     optimizer: torch.optim.Optimizer
@@ -81,23 +107,24 @@ class BalancedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        balancer: BalancerLike,
+        balancer: Balancers,
         *,
         module: nn.Module | None = None,
         collector: Collector = "auto",
         check_first_refresh: bool = True,
         scaler: torch.amp.GradScaler | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
+        on_rows: OnRows | None = None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, BalancedOptimizer):
             raise InvalidArgumentError(
                 f"optimizer must be a plain torch.optim.Optimizer, found {type(optimizer).__name__}."
             )
-        if not callable(balancer):
-            raise InvalidArgumentError(
-                f"balancer must be callable from a Gramian to weights, found {type(balancer).__name__}."
-            )
+        check_balancers(balancer)
+        check_param_groups(balancer, optimizer.param_groups)
         check_collector(collector)
+        if on_rows is not None and not callable(on_rows):
+            raise InvalidArgumentError(f"on_rows must be callable, found {type(on_rows).__name__}.")
         # A disabled scaler scales nothing and skips nothing: as if there was none.
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         _check_on_nonfinite(on_nonfinite, scaler)
@@ -111,6 +138,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         self._check = check_first_refresh
         self._scaler = scaler
         self._skip = on_nonfinite == "skip"
+        self._on_rows = on_rows
         self._names: tuple[str, ...] | None = None
         self._cycle: Cycle | None = None
         self._recording = None if module is None or collector == "passes" else _record_when_due(self, module)
@@ -133,7 +161,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
     @property
     def needs_rows(self) -> bool:
         """Is a refresh due: will this cycle collect per-objective gradients?"""
-        return needs_rows(self.balancer)
+        return any(needs_rows(balancer) for balancer in by_name(self.balancer).values())
 
     @torch.enable_grad()
     def backward(self, losses: Losses, extra_loss: Tensor | None = None) -> None:
@@ -172,10 +200,13 @@ class BalancedOptimizer(torch.optim.Optimizer):
         self._cycle = cycle
 
     def _new_cycle(self, objectives: Objectives) -> Cycle:
-        groups = [group["params"] for group in self.param_groups if group.get("balanced", True)]
-        parameters = balanced_parameters(parameter for group in groups for parameter in group)
         return Cycle(
-            objectives, parameters, self.balancer, collector=self._collector, scaler=self._scaler, skip=self._skip
+            objectives,
+            groups_of(self.balancer, self.param_groups),
+            collector=self._collector,
+            scaler=self._scaler,
+            skip=self._skip,
+            on_rows=self._on_rows,
         )
 
     def balance(self) -> BalanceInfo:
@@ -196,7 +227,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         if self._cycle is None:
             raise StateError("nothing to balance: call optimizer.backward(losses) first, instead of loss.backward().")
         if self._cycle.info is None:
-            self.skipped += bool(self._cycle.finish(self.balancer).skipped)
+            self.skipped += bool(self._cycle.finish().skipped)
             self._names = self._cycle.names
             if self._recording is not None:
                 self._recording.remove()
@@ -228,7 +259,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
             )
         if not self.balance().skipped:
             self.optimizer.step()
-            count_step(self.balancer)
+            for balancer in by_name(self.balancer).values():
+                count_step(balancer)
         self._cycle = None
         return result
 
@@ -243,18 +275,25 @@ class BalancedOptimizer(torch.optim.Optimizer):
             self._recording.remove()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the wrapped optimizer; ``"balanced": False`` keeps it out of the balancing."""
+        """Add a group to the wrapped optimizer; ``"balanced"`` as in the groups that it was made with.
+
+        Raises:
+            InvalidArgumentError: ``"balanced"`` cannot be followed. Nothing is added then.
+        """
+        check_param_groups(self.balancer, [*self.param_groups, param_group])
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and as ``"balancer"`` the balancer's, its class, the objectives, :attr:`skipped`."""
-        keep = getattr(self.balancer, "state_dict", None)
+        """The wrapped optimizer's, and as ``"balancer"`` the balancer's, its class, the objectives, :attr:`skipped`.
+
+        With several balancers, class and state are dicts by their names.
+        """
         return {
             **self.optimizer.state_dict(),
             "balancer": {
-                "class": type(self.balancer).__name__,
+                "class": classes_of(self.balancer),
                 "names": None if self._names is None else list(self._names),
-                "state": None if keep is None else keep(),
+                "state": states_of(self.balancer),
                 "skipped": self.skipped,
             },
         }
@@ -263,7 +302,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
         """Continue from :meth:`state_dict`; an open cycle is dropped.
 
         Raises:
-            StateError: No balancer state, or that of another class. Nothing is changed then.
+            StateError: No balancer state, that of other classes or names, or one that a balancer refuses. Nothing is
+                changed then.
         """
         if "balancer" not in state_dict:
             raise StateError(
@@ -273,18 +313,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
         saved = state_dict["balancer"]
         if set(saved) != {"class", "names", "skipped", "state"}:
             raise StateError(f"state_dict['balancer'] must hold class, names, skipped, state, found {sorted(saved)}.")
-        found = type(self.balancer).__name__
-        if saved["class"] != found:
-            raise StateError(f"state_dict holds the state of balancer {saved['class']}, but the balancer is {found}.")
-        before = self.state_dict()["balancer"]["state"]
-        if saved["state"] is not None:
-            self.balancer.load_state_dict(saved["state"])  # type: ignore[attr-defined]
-        try:
+        check_classes(self.balancer, saved["class"])
+        with loaded_states(self.balancer, saved["state"]):
             self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "balancer"})
-        except Exception:
-            if saved["state"] is not None:
-                self.balancer.load_state_dict(before)  # type: ignore[attr-defined]
-            raise
         self._names = None if saved["names"] is None else tuple(saved["names"])
         self.skipped = saved["skipped"]
         self._drop_cycle()

@@ -83,7 +83,7 @@ def backward(
         add_all(outside)
     else:
         weights = cached_weights(balancer, len(objectives))
-        backward_scalarized(objectives, weights, balanced, graph, extra_loss)
+        backward_scalarized(objectives, [(weights, balanced)], graph, extra_loss)
 
     info = describe(objectives.names, weights, objectives.values, objectives.active, balancer, gram, choice)
     count_step(balancer)

@@ -51,23 +51,35 @@ def add_all(pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def backward_scalarized(
-    objectives: Objectives, weights: Tensor, balanced: Sequence[Tensor], graph: Graph, extra_loss: Tensor | None
+    objectives: Objectives,
+    weightings: Sequence[tuple[Tensor, Sequence[Tensor]]],
+    graph: Graph,
+    extra_loss: Tensor | None,
 ) -> None:
-    """The step without rows: ``.grad`` of ``balanced`` grows by the gradient of the weighted losses and the extra loss.
+    """The step without rows: ``.grad`` grows by the gradient of the weighted losses and of the extra loss.
 
-    One ordinary backward pass. Where the losses reach leaves outside ``balanced``, a second one that stops short of the
-    trunk gives those the gradient of ``sum_k loss_k + extra_loss``.
+    One ordinary backward pass per distinct weighting, of ``sum_k weights_k loss_k + extra_loss``; where there are
+    several, each stops where none of its own leaves lies further back.
+
+    Args:
+        objectives: The losses.
+        weightings: Weights [K], float64 on the CPU, and the balanced parameters that they are for. Leaves in none of
+            them (task heads) have weights of one.
+        graph: Of the losses and of ``extra_loss``.
+        extra_loss: A scalar, or None.
     """
-    weighted = _plus(objectives.scalarize(weights), extra_loss)
-    heads = graph.outside(balanced)
+    balanced = [parameter for _, parameters in weightings for parameter in parameters]
     graph.require_any(balanced)
+    passes: dict[tuple[float, ...], list[Tensor]] = {}
+    for weights, leaves in ((torch.ones(len(objectives)), graph.outside(balanced)), *weightings):
+        reached = [leaf for leaf in leaves if id(leaf) in graph.leaves or id(leaf) in graph.extra_leaves]
+        if reached:
+            passes.setdefault(tuple(weights.tolist()), []).extend(reached)
     with resumed(graph.recordings), explained("the losses"):
-        if not heads:
-            weighted.backward()  # type: ignore[no-untyped-call]
-            return
-        total = _plus(objectives.total(), extra_loss)
-        torch.autograd.backward(total, inputs=heads, retain_graph=True)
-        torch.autograd.backward(weighted, inputs=balanced)
+        for done, (numbers, leaves) in enumerate(passes.items(), start=1):
+            weights = torch.tensor(numbers, dtype=torch.float64)
+            loss = _plus(objectives.scalarize(weights), extra_loss)
+            torch.autograd.backward(loss, inputs=leaves if len(passes) > 1 else None, retain_graph=done < len(passes))
 
 
 def _plus(loss: Tensor, extra_loss: Tensor | None) -> Tensor:

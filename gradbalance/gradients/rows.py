@@ -12,7 +12,7 @@ from gradbalance.gramian import gramian
 
 
 class Rows:
-    """K x P gradients in one flat buffer per device.
+    """K x P gradients in one flat buffer per device and group of parameters.
 
     Each block is [K, P_block], float64 if any of its parameters is float64 and float32 otherwise, whatever the
     parameters' own dtype: sums over micro-batches and samples keep float32 accuracy for bf16 and fp16 models.
@@ -20,6 +20,13 @@ class Rows:
     Args:
         parameters: Distinct leaf tensors that require grad.
         objectives: K.
+        groups: The group of each parameter, a number from 0: groups have Gramians and weights of their own. None: one
+            group.
+
+    Attributes:
+        parameters: As given.
+        reached: Places of the parameters that some gradient reached.
+        blocks: The buffers.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> rows = Rows([weight], objectives=2)
@@ -31,17 +38,18 @@ class Rows:
     tensor([3., 1.])
     """
 
-    def __init__(self, parameters: Sequence[Tensor], objectives: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], objectives: int, groups: Sequence[int] | None = None) -> None:
         self.parameters = tuple(parameters)
         self.reached: set[int] = set()
         self._place = {id(parameter): j for j, parameter in enumerate(self.parameters)}
-        members: dict[torch.device, list[int]] = {}
+        members: dict[tuple[int, torch.device], list[int]] = {}
         for j, parameter in enumerate(self.parameters):
-            members.setdefault(parameter.device, []).append(j)
+            members.setdefault((groups[j] if groups else 0, parameter.device), []).append(j)
         self.blocks: list[Tensor] = []
         self._views: dict[int, Tensor] = {}
+        self._groups = [group for group, _ in members]
         self._members = list(members.values())
-        for device, indices in members.items():
+        for (_, device), indices in members.items():
             sizes = [self.parameters[j].numel() for j in indices]
             wide = any(self.parameters[j].dtype == torch.float64 for j in indices)
             block = torch.zeros(objectives, sum(sizes), device=device, dtype=torch.float64 if wide else torch.float32)
@@ -71,19 +79,19 @@ class Rows:
         """Row ``objective`` as flat views, one per parameter."""
         return [self._views[j][objective] for j in range(len(self.parameters))]
 
-    def gramian(self) -> Tensor:
-        """``rows @ rows.T`` over all blocks: float64 [K, K] on the CPU. One host transfer per block."""
-        return gramian(self.blocks)
+    def gramian(self, group: int = 0) -> Tensor:
+        """``rows @ rows.T`` over the blocks of a group: float64 [K, K] on the CPU. One host transfer per block."""
+        return gramian([block for block, its in zip(self.blocks, self._groups, strict=True) if its == group])
 
-    def add_to_grad(self, weights: Tensor) -> None:
-        """Add ``sum_k weights_k * row_k`` to ``.grad``.
+    def add_to_grad(self, *weights: Tensor) -> None:
+        """Add ``sum_k weights_k * row_k`` to ``.grad``, with weights [K] for each group.
 
         A new ``.grad`` has the dtype, shape and strides of its parameter. Parameters that no loss reached keep theirs
         untouched: None stays None, so that weight decay and momentum leave them alone, as after ``loss.backward()``.
         """
-        for block, indices in zip(self.blocks, self._members, strict=True):
+        for block, group, indices in zip(self.blocks, self._groups, self._members, strict=True):
             with torch.autocast(block.device.type, enabled=False):
-                combined = weights.to(block) @ block
+                combined = weights[group].to(block) @ block
             parts = torch.split(combined, [self.parameters[j].numel() for j in indices])
             for j, part in zip(indices, parts, strict=True):
                 if j in self.reached:
