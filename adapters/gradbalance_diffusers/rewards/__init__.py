@@ -64,8 +64,8 @@ def make_reward(name: str, **kwargs: Any) -> Callable[..., Any]:
     """A reward by the name used in configurations.
 
     Args:
-        name: One of those in docs/rewards.md, such as ``"pickscore"`` or ``"ocr"`` (a wrong one gets an error with all),
-            or ``"package.module:attribute"`` for your own: a class or function that returns a reward.
+        name: One of those in docs/rewards.md, such as ``"pickscore"`` or ``"ocr"`` (an unknown one gets an error that
+            lists them), or ``"package.module:attribute"`` for your own: a class or function that returns a reward.
         **kwargs: Passed to the class.
 
     Raises:

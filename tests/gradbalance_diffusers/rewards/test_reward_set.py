@@ -366,7 +366,15 @@ class TestMakeReward:
             make_reward("zzz")
 
     @pytest.mark.parametrize("name", rewards_package._NAMES)
-    def test_every_name_makes_a_reward(self, name: str) -> None:
+    def test_every_name_leads_to_a_class_of_rewards(self, name: str) -> None:
+        reward_class = getattr(rewards_package, rewards_package._NAMES[name])
+        assert isinstance(reward_class.name, str)
+        assert callable(reward_class.__call__)
+
+    @pytest.mark.parametrize(
+        "name", ["ocr", "geneval_geometry", "saturation", "contrast", "background", "jpeg_compressibility"]
+    )
+    def test_a_name_without_weights_makes_a_reward(self, name: str) -> None:
         reward = make_reward(name)
         assert isinstance(reward, Reward)
         assert isinstance(reward, getattr(rewards_package, rewards_package._NAMES[name]))
