@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.evidence.store import Store
 from benchmarks.report import ROOT
 
-NAMES = ("multitask",)
+NAMES = ("multitask", "learning")
 PAGE = ROOT / "docs" / "results.md"
 
 
@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"which of {', '.join(NAMES)}; all if left out")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="training runs side by side")
     parser.add_argument("--quick", action="store_true", help="tiny settings, printed and not written: does it run?")
     parser.add_argument("--folder", type=Path, default=None, help="finished parts; runs/evidence if left out")
     options = parser.parse_args(arguments)
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> None:
     for name in options.names or NAMES:
         load = os.getloadavg()[0]
         experiment = import_module(f"benchmarks.evidence.{name}")
-        result = experiment.run(Store(folder), seeds=options.seeds, quick=options.quick)
+        result = experiment.run(Store(folder), seeds=options.seeds, workers=options.workers, quick=options.quick)
         result.show()
         if not options.quick:
             result.publish(load, page=PAGE)

@@ -26,8 +26,8 @@ METHODS: dict[str, Callable[[], gb.Balancer]] = {
 LEARNING_RATE = 2e-3
 
 
-def run(store: Store, *, seeds: int, quick: bool) -> Result:
-    """Train every method on every problem and seed; what the store holds already is not run again."""
+def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
+    """Train every method on every problem and seed, in this process; what the store holds is not run again."""
     torch.set_num_threads(1)
     problems = {name: make() for name, make in PROBLEMS.items()}
     cells = [(p, m, s) for p in problems for m in ["alone", *METHODS] for s in range(seeds)]
