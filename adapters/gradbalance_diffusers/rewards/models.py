@@ -40,6 +40,7 @@ def load_clip(
     revision: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device | None = None,
+    parameter: str = "path",
 ) -> CLIP:
     """A CLIP model and its tokenizer; the model is shared as in :func:`load_model`.
 
@@ -49,11 +50,12 @@ def load_clip(
         revision: As in :func:`load_model`; not used for a ``tokenizer`` of its own.
         dtype: As in :func:`load_model`.
         device: As in :func:`load_model`.
+        parameter: What an error calls ``path``.
 
     Raises:
         InvalidArgumentError: As :func:`load_model`, or a tokenizer that does not belong to the model.
     """
-    model = load_model(CLIPModel, path, revision=revision, dtype=dtype, device=device)
+    model = load_model(CLIPModel, path, revision=revision, dtype=dtype, device=device, parameter=parameter)
     if tokenizer is None:
         return CLIP(model, load_tokenizer(path, revision=revision))
     return CLIP(model, load_tokenizer(tokenizer))
@@ -66,6 +68,7 @@ def load_model(
     revision: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device | None = None,
+    parameter: str = "path",
 ) -> Pretrained:
     """A transformers model for inference, in evaluation mode and without gradients.
 
@@ -78,6 +81,7 @@ def load_model(
         revision: Branch, tag or commit on the hub. None: its main branch.
         dtype: One of `DTYPES`, or that torch dtype.
         device: Such as ``"cpu"`` or ``"cuda:1"``. None: the current CUDA device, or the CPU where there is none.
+        parameter: What an error calls ``path``.
 
     Raises:
         InvalidArgumentError: ``path`` cannot be loaded or lacks parameters of the class; unknown dtype or device.
@@ -90,11 +94,11 @@ def load_model(
                 str(path), revision=revision, dtype=number, weights_only=True, output_loading_info=True
             )
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
-            raise cannot_load("path", path, f"a {model_class.__name__}", error) from error
+            raise cannot_load(parameter, path, f"a {model_class.__name__}", error) from error
         missing = sorted(set(report["missing_keys"]) & dict(model.named_parameters()).keys())
         if missing:  # transformers would leave them random and only log it
             raise InvalidArgumentError(
-                f"`path` must hold every parameter of a {model_class.__name__}. Found {str(path)!r} without "
+                f"`{parameter}` must hold every parameter of a {model_class.__name__}. Found {str(path)!r} without "
                 f"{len(missing)} of them, the first {missing[0]!r}. Pass the checkpoint of such a model."
             )
         return model
