@@ -42,6 +42,7 @@ def write_report(run_folder_path: str | Path) -> Path:
         lead=_lead(run),
         facts=_facts(run),
         aspect=f"{model.width}/{model.height}",
+        footer="Written by gradbalance from metrics.jsonl and the evaluations of this run.",
         sections="\n".join(
             section
             for section in (

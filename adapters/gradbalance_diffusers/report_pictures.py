@@ -88,7 +88,7 @@ def _grid(run: RunData, shown: list[Case]) -> str:
 
 def _figure(run: RunData, case: Case) -> str:
     pair = "".join(
-        f'<div><img src="{_picture(path)}" alt="{escape(f"{word}: {case.prompt}")}"><span>{word}</span></div>'
+        f'<div><img src="{inline_picture(path)}" alt="{escape(f"{word}: {case.prompt}")}"><span>{word}</span></div>'
         for word, path in zip(("before", "after"), case.pictures, strict=True)
     )
     scores = "".join(
@@ -103,7 +103,8 @@ def _figure(run: RunData, case: Case) -> str:
     )
 
 
-def _picture(path: Path) -> str:
+def inline_picture(path: Path) -> str:
+    """A picture file as a ``data:`` address, reduced if it is large."""
     with Image.open(path) as image:
         if image.width <= _LARGEST:
             return data_uri(path)
