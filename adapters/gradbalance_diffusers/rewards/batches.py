@@ -28,7 +28,14 @@ def in_batches(
 
     >>> in_batches(lambda images, prompts: images.mean(dim=(1, 2, 3)), torch.ones(3, 3, 2, 2), ["", "", ""], 2)
     [1.0, 1.0, 1.0]
+
+    Raises:
+        InvalidArgumentError: Another number of prompts than of pictures.
     """
+    if len(prompts) != len(images):  # a single prompt would be broadcast
+        raise InvalidArgumentError(
+            f"`prompts` must have one entry per picture. Found {len(images)} pictures and {len(prompts)} prompts."
+        )
     starts = range(0, len(images), batch_size)
     parts = [score(images[i : i + batch_size], prompts[i : i + batch_size]) for i in starts]
     return torch.cat(parts).cpu().tolist() if parts else []

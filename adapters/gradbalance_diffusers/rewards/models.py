@@ -115,9 +115,16 @@ def load_tokenizer(
         InvalidArgumentError: It cannot be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(str(path), revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
     except (OSError, ValueError) as error:
         raise cannot_load(parameter, path, "a tokenizer", error) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        # what transformers makes of a folder with the model's config.json only
+        raise InvalidArgumentError(
+            f"`{parameter}` must be a local path of a tokenizer, or its id on the Hugging Face hub. Found "
+            f"{str(path)!r}, which has no vocabulary. Save the tokenizer there, or pass the path of one that belongs to the model."
+        )
+    return tokenizer
 
 
 def shared(key: Hashable, device: torch.device, load: Callable[[], Model]) -> Model:
