@@ -1,0 +1,256 @@
+"""First step of an evaluation: one picture per prompt and sample."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gradbalance.errors import InvalidArgumentError
+
+from ..config import Config
+from ..embeddings import PromptEncoder
+from ..figures import to_image
+from ..generator import MixedPrecision, SD3Generator, load_pipeline
+from ..prompts import Prompt
+from ..sampling import sample_latents
+from ..sections import ModelConfig, Solver
+from ..tiny import tiny_sd3_path
+from .folder import EvaluationFolder
+from .lora import LoRAWeights, applied, read_lora
+from .specs import ModelSpec
+from .work import Picture, batches, missing
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a picture depends on besides model, prompt and sample.
+
+    Attributes:
+        steps: Solver steps.
+        solver: ``"euler"`` or ``"dpm++2m"``.
+        guidance_scale: Classifier-free guidance with an empty negative prompt; 1 is none.
+        seed: Seed of prompt 0, sample 0; see :meth:`~gradbalance_diffusers.evaluating.work.Picture.seed`.
+        height: In pixels.
+        width: In pixels.
+        mixed_precision: Autocast of the network, ``"no"``, ``"bf16"`` or ``"fp16"``.
+    """
+
+    steps: int
+    solver: Solver
+    guidance_scale: float
+    seed: int
+    height: int
+    width: int
+    mixed_precision: MixedPrecision = "no"
+
+    @classmethod
+    def from_config(cls, config: Config) -> Sampling:
+        """As training evaluates, without guidance."""
+        evaluation, model = config.evaluation, config.model
+        return cls(
+            steps=evaluation.steps,
+            solver=evaluation.solver,
+            guidance_scale=1.0,
+            seed=evaluation.seed,
+            height=model.height,
+            width=model.width,
+            mixed_precision=config.run.mixed_precision,
+        )
+
+
+def load_generator(config: ModelConfig, *, mixed_precision: MixedPrecision = "no") -> SD3Generator:
+    """The base model, without adapters.
+
+    Args:
+        config: The ``model`` section.
+        mixed_precision: Autocast of forward passes, ``run.mixed_precision``.
+    """
+    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    pipeline = load_pipeline(
+        tiny_sd3_path() if config.path == "tiny" else config.path,
+        torch_dtype=getattr(torch, config.dtype),
+        device=device,
+        revision=config.revision,
+        variant=config.variant,
+        load_t5=config.load_t5,
+    )
+    return SD3Generator(pipeline, max_sequence_length=config.max_sequence_length, mixed_precision=mixed_precision)
+
+
+def generate(
+    folder: EvaluationFolder,
+    specs: Sequence[ModelSpec],
+    prompts: Sequence[Prompt],
+    *,
+    model: ModelConfig,
+    sampling: Sampling,
+    samples: int = 1,
+    batch_size: int = 8,
+) -> None:
+    """Write the pictures of every model that are not there yet.
+
+    All models get the same noise for the same prompt and sample. The base model is loaded once and carries one LoRA
+    after the other. Pictures are written one by one; what is there is not made again.
+
+    Args:
+        folder: Where they go.
+        specs: The models.
+        prompts: The prompts, the same for all models.
+        model: The base model.
+        sampling: Solver, size, seed, and the guidance of models that name none.
+        samples: Pictures per prompt.
+        batch_size: Pictures per forward pass. It changes memory, speed, and the last bits of a picture.
+
+    Raises:
+        InvalidArgumentError: A LoRA that does not fit or changes nothing.
+        StateError: The folder holds other prompts, or pictures of a model that were made otherwise.
+    """
+    folder.write_prompts(prompts)
+    loras = {spec.name: read_lora(spec) for spec in specs}
+    for spec in specs:
+        settings = _settings(spec, loras[spec.name], model, sampling)
+        folder.add_model(spec.name, settings, _notes(spec, loras[spec.name], model))
+    work = batches(len(prompts), samples, batch_size)
+    todo = {spec: missing(work, folder.pictures(spec.name)) for spec in specs}
+    if not any(todo.values()):
+        print(f"All {len(prompts) * samples} pictures of {len(specs)} models are there already.")
+        return
+    generator = load_generator(model, mixed_precision=sampling.mixed_precision)
+    for spec, remaining in todo.items():
+        if remaining:
+            own = _own_guidance(spec, sampling)
+            effect = _put_in_and_generate(folder, spec, loras[spec.name], generator, prompts, own, remaining)
+            if effect is not None:
+                print(f"{spec.name}: the LoRA moves the first denoising step by {effect:.2%}.")
+
+
+def _put_in_and_generate(
+    folder: EvaluationFolder,
+    spec: ModelSpec,
+    lora: LoRAWeights | None,
+    generator: SD3Generator,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    work: Sequence[Sequence[Picture]],
+) -> float | None:
+    before = None if lora is None else _first_step(generator, prompts[0], sampling)
+    with applied(generator.pipeline, lora):
+        effect = None
+        if lora is not None and before is not None:
+            effect = relative_change(before, _first_step(generator, prompts[0], sampling), lora.source)
+        _generate(folder, spec.name, generator, prompts, sampling, work)
+    return effect
+
+
+def _generate(
+    folder: EvaluationFolder,
+    name: str,
+    generator: SD3Generator,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    work: Sequence[Sequence[Picture]],
+) -> None:
+    negative = PromptEncoder(generator).encode([""]) if sampling.guidance_scale != 1.0 else None
+    with tqdm(total=sum(map(len, work)), desc=f"{name}: pictures", dynamic_ncols=True) as progress:
+        for batch in work:
+            # A new encoder for each batch: embeddings of thousands of prompts would fill the memory, and encoding costs
+            # little next to sampling.
+            embeddings = PromptEncoder(generator).encode([prompts[picture.prompt].text for picture in batch])
+            latents = sample_latents(
+                generator,
+                embeddings,
+                steps=sampling.steps,
+                seeds=[picture.seed(sampling.seed, len(prompts)) for picture in batch],
+                solver=sampling.solver,
+                height=sampling.height,
+                width=sampling.width,
+                guidance_scale=sampling.guidance_scale,
+                negative=negative,
+            )
+            for picture, image in zip(batch, generator.decode(latents).cpu(), strict=True):
+                folder.save_image(name, picture, _png(image))
+            progress.update(len(batch))
+
+
+def _first_step(generator: SD3Generator, prompt: Prompt, sampling: Sampling) -> Tensor:
+    """What the network makes of pure noise: its estimate of the clean latents after one step."""
+    return sample_latents(
+        generator,
+        PromptEncoder(generator).encode([prompt.text]),
+        steps=1,
+        seeds=[sampling.seed],
+        solver="euler",
+        height=sampling.height,
+        width=sampling.width,
+    )
+
+
+def relative_change(before: Tensor, after: Tensor, source: str) -> float:
+    """Norm of the difference over the norm of ``before``.
+
+    Raises:
+        InvalidArgumentError: There is no difference at all, or the result is not finite: the LoRA ``source`` is not one
+            that can be compared with the base.
+    """
+    if not bool(torch.isfinite(after).all()):
+        raise InvalidArgumentError(
+            f"The LoRA {source} must give finite pictures. It turns the first denoising step into NaN or Inf. Its "
+            "training has failed, or it needs another --dtype."
+        )
+    change = float((after - before).norm() / before.norm())
+    if change == 0.0:
+        raise InvalidArgumentError(
+            f"The LoRA {source} must change the model. Its output is that of the base model, bit for bit: its weights "
+            "are zero (never trained?), or too small for this --dtype. Evaluate `base` instead."
+        )
+    return change
+
+
+def _own_guidance(spec: ModelSpec, sampling: Sampling) -> Sampling:
+    return sampling if spec.guidance is None else Sampling(**{**asdict(sampling), "guidance_scale": spec.guidance})
+
+
+def _settings(spec: ModelSpec, lora: LoRAWeights | None, model: ModelConfig, sampling: Sampling) -> dict[str, Any]:
+    """Everything that changes the pictures."""
+    return {
+        "model.path": model.path,
+        "model.revision": model.revision,
+        "model.variant": model.variant,
+        "model.dtype": model.dtype,
+        "model.load_t5": model.load_t5,
+        "model.max_sequence_length": model.max_sequence_length,
+        **{f"sampling.{key}": value for key, value in asdict(_own_guidance(spec, sampling)).items()},
+        "lora.sha256": None if lora is None else lora.sha256(),
+    }
+
+
+def _notes(spec: ModelSpec, lora: LoRAWeights | None, model: ModelConfig) -> dict[str, Any]:
+    """What else a reader of the manifest wants to know."""
+    notes: dict[str, Any] = {
+        "kind": spec.kind,
+        "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
+    }
+    if lora is None:
+        return notes
+    trained_on = lora.notes.get("trained_on")
+    if trained_on not in (None, model.path):
+        warnings.warn(
+            f"{spec.name}: {lora.source} was trained on {trained_on!r} and is evaluated on {model.path!r}.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return {**notes, **lora.notes}
+
+
+def _png(image: Tensor) -> bytes:
+    stream = io.BytesIO()
+    to_image(image).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,47 @@
+"""Compare a base model, checkpoints and LoRAs on the same prompts: pictures, metrics, a table, a report.
+
+    python examples/evaluate_sd35.py base runs/demo                       # a run against its base, as it was trained
+    python examples/evaluate_sd35.py --preset sd35-medium base cfg=base@4.5 marble=runs/marble sum=runs/sum
+    python examples/evaluate_sd35.py --preset sd35-medium base nft=org/some-lora --prompts-per-source all
+    python examples/evaluate_sd35.py --output evaluation --only score     # later, or on another machine
+
+`--help` lists the rest. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from gradbalance import GradBalanceError
+from gradbalance_diffusers.evaluating.cli import parse_arguments
+from gradbalance_diffusers.evaluating.folder import EvaluationFolder
+from gradbalance_diffusers.evaluating.generate import generate
+from gradbalance_diffusers.evaluating.report import write_results
+from gradbalance_diffusers.evaluating.score import score
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    folder = EvaluationFolder(arguments.output)
+    if "generate" in arguments.steps:
+        generate(
+            folder,
+            arguments.specs(),
+            arguments.prompts(),
+            model=arguments.base,
+            sampling=arguments.sampling,
+            samples=arguments.samples,
+            batch_size=arguments.batch_size,
+        )
+    if "score" in arguments.steps:
+        lost = score(folder, arguments.metrics, arguments.names)
+        for name, count in lost.items():
+            if count:
+                print(f"{name}: {count} scores were lost. Run the same command again to ask for them.")
+    if "report" in arguments.steps:
+        print(write_results(folder, arguments.names))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GradBalanceError as error:  # said for the user; a traceback would bury it
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
