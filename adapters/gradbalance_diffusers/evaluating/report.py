@@ -133,8 +133,8 @@ def _summary(results: Results) -> str:
     )
     if pair:
         changes += (
-            f" Hollow: {escape(results.models[0])}; full: {escape(results.models[1])}; the band is one standard error of "
-            "the change. Lines run from 0 to 1, or around the two values where they lie outside."
+            f" Hollow: {escape(results.models[0])}; full: {escape(results.models[1])}; the band is one standard error "
+            "of the change. Lines run from 0 to 1, or around the two values where they lie outside."
         )
     return (
         f'<h2>Scores</h2><p class="note">{escape(notes(results))}{changes}</p><div class="scroll"><table>'
