@@ -13,7 +13,13 @@ from __future__ import annotations
 import torch
 
 from gradbalance import GradBalanceError
-from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load_rewards, training_prompts
+from gradbalance_diffusers.assembly import (
+    configure_torch,
+    evaluation_prompts,
+    load_policy,
+    load_rewards,
+    training_prompts,
+)
 from gradbalance_diffusers.cli import parse_arguments
 from gradbalance_diffusers.run_folder import RunFolder
 from gradbalance_diffusers.trainer import NFTTrainer
@@ -22,15 +28,13 @@ from gradbalance_diffusers.trainer import NFTTrainer
 def main() -> None:
     arguments = parse_arguments()
     config = arguments.config
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    torch.manual_seed(config.run.seed)
+    configure_torch(config.run)
 
     rewards = load_rewards(config)
     prompts, held_out = training_prompts(config), evaluation_prompts(config)
     with RunFolder(config.run.folder, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
         folder.write_config(config)
-        policy = load_policy(config.model, seed=config.run.seed)
+        policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
         trainer = NFTTrainer(
             config,
             policy=policy,

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from .config import Config, ModelConfig
+from .config import Config, ModelConfig, RunConfig
+from .generator import MixedPrecision
 from .policy import SD3Policy
 from .prompts import Prompt, load_sources
 from .rewards import RewardSet, make_reward
 from .tiny import tiny_sd3_path
 
 
-def load_policy(config: ModelConfig, *, seed: int) -> SD3Policy:
+def configure_torch(config: RunConfig) -> None:
+    """Threads, TF32 and the global seed of the process."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.manual_seed(config.seed)
+
+
+def load_policy(config: ModelConfig, *, seed: int, mixed_precision: MixedPrecision = "no") -> SD3Policy:
     """The pipeline of ``config.path`` (hub id, local folder, or ``"tiny"``) with fresh LoRA adapters.
 
     Args:
         config: The ``model`` section.
         seed: Seed of the LoRA initialization.
+        mixed_precision: Autocast of forward passes, ``run.mixed_precision``.
     """
     device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     return SD3Policy.from_pretrained(
@@ -31,6 +41,7 @@ def load_policy(config: ModelConfig, *, seed: int) -> SD3Policy:
         seed=seed,
         max_sequence_length=config.max_sequence_length,
         gradient_checkpointing=config.gradient_checkpointing,
+        mixed_precision=mixed_precision,
     )
 
 

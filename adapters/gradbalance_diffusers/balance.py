@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,12 @@ from .rewards.base import RewardTable
 WEIGHTED_SUM = "weighted-sum"
 
 
-def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balancer:
+def make_balancer(
+    config: BalanceConfig, method: str | None = None, objectives: Sequence[str] | None = None
+) -> gb.Balancer:
     """The balancer of ``config.method`` (or of ``method``, which a stage may set).
+
+    ``objectives`` are the names of what is balanced, in order; ``config.preference`` goes by them.
 
     * ``"marble"``: :class:`gradbalance.MARBLE`, the paper's method.
     * ``"mgda"``: the min-norm point of the normalized rows, solved afresh on every step, no memory.
@@ -26,6 +30,9 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
     * ``"weighted-sum"``: the rewards are summed before the advantage (one objective), so nothing is left to balance.
     """
     method = method or config.method
+    preference = None
+    if config.preference and objectives is not None:
+        preference = [config.preference.get(name, 1.0) for name in objectives]
     if method == "marble":
         return gb.MARBLE(
             interval=config.interval,
@@ -33,9 +40,10 @@ def make_balancer(config: BalanceConfig, method: str | None = None) -> gb.Balanc
             amortize=config.amortize,
             floor=config.floor,
             uniform_after=config.uniform_after,
+            preference=preference,
         )
     if method in ("mgda", "mgda-raw"):
-        return gb.MGDA(normalize=method == "mgda", floor=config.floor)
+        return gb.MGDA(normalize=method == "mgda", floor=config.floor, preference=preference)
     if method == "nash":
         return gb.NashMTL(interval=config.interval)
     if method == "mean":
@@ -78,9 +86,9 @@ class Observed:
         return self.balancer.weights_for(self._count)
 
     @property
-    def coefficients(self) -> Tensor:
-        """The constant weights."""
-        return self.weights
+    def coefficients(self) -> Tensor | None:
+        """The constant weights; None before the first rows."""
+        return self.weights if self._count else None
 
     def step(self) -> None:
         """One optimizer step has been made."""

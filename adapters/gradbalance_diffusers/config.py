@@ -120,6 +120,7 @@ class Config(Section):
             raise InvalidArgumentError(f"`evaluation.metrics` must name each metric once. Found {metrics}.")
         self._check_balance(names)
         self._check_timesteps()
+        self._check_precision()
         if self.optimizer.steps_per_epoch > self.prompts.groups_per_epoch:
             raise InvalidArgumentError(
                 "`optimizer.steps_per_epoch` must not exceed `prompts.groups_per_epoch`: a step needs a prompt group. "
@@ -172,14 +173,30 @@ class Config(Section):
                 f"Found {balance.floor:g} x {len(names)} = {total:g}. Use a floor of at most {1 / len(names):.3g}."
             )
         methods = {balance.method, *(stage.method for stage in self.stages)}
-        if balance.reward_weights and "weighted-sum" not in methods:
+        for option, users in (("reward_weights", ("weighted-sum",)), ("preference", ("marble", "mgda", "mgda-raw"))):
+            given = getattr(balance, option)
+            if given and not methods & set(users):
+                raise InvalidArgumentError(
+                    f"`balance.{option}` only has a meaning for `balance.method: {' | '.join(users)}`. Found method "
+                    f"{balance.method!r}. Remove it or choose such a method."
+                )
+            unknown = sorted(set(given) - set(names))
+            if unknown:
+                raise InvalidArgumentError(f"`balance.{option}` must name rewards of {names}. Found {unknown}.")
+
+    def _check_precision(self) -> None:
+        base, mixed = self.model.dtype, self.run.mixed_precision
+        allowed = {"float32": ("no", "bf16", "fp16"), "bfloat16": ("no", "bf16"), "float16": ("fp16",)}[base]
+        if mixed not in allowed:
             raise InvalidArgumentError(
-                "`balance.reward_weights` only has a meaning for `balance.method: weighted-sum`. Found method "
-                f"{balance.method!r}. Remove the weights or choose that method."
+                f"`run.mixed_precision` must be {' or '.join(allowed)} for `model.dtype: {base}`: a second half format "
+                f"only loses digits, and gradients through float16 need the loss scale of fp16. Found {mixed!r}."
             )
-        unknown = sorted(set(balance.reward_weights) - set(names))
-        if unknown:
-            raise InvalidArgumentError(f"`balance.reward_weights` must name rewards of {names}. Found {unknown}.")
+        if mixed == "fp16" and self.optimizer.on_nonfinite == "skip":
+            raise InvalidArgumentError(
+                "`optimizer.on_nonfinite` must be 'raise' with `run.mixed_precision: fp16`, whose loss scale has to "
+                "see every overflow. Found 'skip'."
+            )
 
     def _check_timesteps(self) -> None:
         levels = int(self.sampling.steps * self.timesteps.fraction)

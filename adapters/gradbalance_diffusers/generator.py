@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from os import PathLike
+from typing import Any, Literal
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 from gradbalance.errors import InvalidArgumentError
 
 from .scheduler import FlowDPMSolverMultistepScheduler, check_flow_scheduler, noise_levels
+
+MixedPrecision = Literal["no", "bf16", "fp16"]
+_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_pipeline(
@@ -53,17 +58,26 @@ class SD3Generator:
     Args:
         pipeline: The pipeline, changed in place: everything in it is frozen and put in evaluation mode.
         max_sequence_length: T5 tokens per prompt; without a T5 encoder, the number of zero tokens in their place.
+        mixed_precision: Autocast of the transformer's forward passes: ``"no"``, ``"bf16"`` or ``"fp16"``. The VAE
+            always computes in its own dtype.
 
     Attributes:
         pipeline: The pipeline.
         transformer: Its transformer.
         max_sequence_length: As given.
+        mixed_precision: As given.
 
     Raises:
         InvalidArgumentError: Not an SD3 pipeline, or an unsupported scheduler.
     """
 
-    def __init__(self, pipeline: StableDiffusion3Pipeline, *, max_sequence_length: int = 256) -> None:
+    def __init__(
+        self,
+        pipeline: StableDiffusion3Pipeline,
+        *,
+        max_sequence_length: int = 256,
+        mixed_precision: MixedPrecision = "no",
+    ) -> None:
         if not isinstance(pipeline, StableDiffusion3Pipeline):
             raise InvalidArgumentError(
                 f"`pipeline` must be a StableDiffusion3Pipeline. Found {type(pipeline).__name__}. "
@@ -73,6 +87,7 @@ class SD3Generator:
         self.pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
         self.max_sequence_length = max_sequence_length
+        self.mixed_precision = mixed_precision
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
@@ -91,6 +106,12 @@ class SD3Generator:
         """Dtype of the base model (LoRA is float32)."""
         dtype: torch.dtype = self.transformer.dtype
         return dtype
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward passes of the transformer, in training and in sampling alike."""
+        if self.mixed_precision == "no":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=_AUTOCAST_DTYPES[self.mixed_precision])
 
     @torch.no_grad()
     def decode(self, latents: Tensor, *, batch_size: int = 16) -> Tensor:

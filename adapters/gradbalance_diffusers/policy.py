@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gradbalance.errors import InvalidArgumentError
 
 from .embeddings import PromptEmbeddings
-from .generator import SD3Generator, load_pipeline
+from .generator import MixedPrecision, SD3Generator, load_pipeline
 from .roles import AdapterRoles, Role, same_tensors
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -45,6 +45,8 @@ class SD3Policy(SD3Generator):
         seed: Seed of the LoRA initialization.
         max_sequence_length: T5 tokens per prompt; without a T5 encoder, the number of zero tokens in their place.
         gradient_checkpointing: Recompute transformer blocks during the backward to save memory.
+        mixed_precision: Autocast of forward passes in every role: ``"no"``, ``"bf16"`` or ``"fp16"``, whose gradients
+            need a loss scale.
 
     Attributes:
         pipeline: The pipeline.
@@ -68,8 +70,9 @@ class SD3Policy(SD3Generator):
         seed: int = 0,
         max_sequence_length: int = 256,
         gradient_checkpointing: bool = False,
+        mixed_precision: MixedPrecision = "no",
     ) -> None:
-        super().__init__(pipeline, max_sequence_length=max_sequence_length)
+        super().__init__(pipeline, max_sequence_length=max_sequence_length, mixed_precision=mixed_precision)
         self._roles = AdapterRoles(
             self.transformer, rank=rank, alpha=alpha, target_modules=target_modules, init=init, seed=seed
         )
@@ -163,13 +166,14 @@ class SD3Policy(SD3Generator):
             )
         self._roles.verify()
         embeddings = embeddings.to(latents.device, self.dtype)
-        prediction: Tensor = self.transformer(
-            hidden_states=latents.to(self.dtype),
-            timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
-            encoder_hidden_states=embeddings.prompt_embeds,
-            pooled_projections=embeddings.pooled,
-            return_dict=False,
-        )[0]
+        with self.autocast():
+            prediction: Tensor = self.transformer(
+                hidden_states=latents.to(self.dtype),
+                timestep=sigma * self.pipeline.scheduler.config.num_train_timesteps,
+                encoder_hidden_states=embeddings.prompt_embeds,
+                pooled_projections=embeddings.pooled,
+                return_dict=False,
+            )[0]
         return prediction.float()
 
     # ------------------------------------------------------------------------------------------------- files

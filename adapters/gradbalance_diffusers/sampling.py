@@ -87,18 +87,19 @@ def sample_latents(
         if guidance_scale != 1.0 and negative is not None:
             repeated = negative.to(policy.device, policy.dtype).index([0] * len(conditions))
             extra = {"negative_prompt_embeds": repeated.prompt_embeds, "negative_pooled_prompt_embeds": repeated.pooled}
-        result = sampler(
-            prompt_embeds=conditions.prompt_embeds,
-            pooled_prompt_embeds=conditions.pooled,
-            num_inference_steps=steps,
-            guidance_scale=guidance_scale,
-            height=height,
-            width=width,
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds[batch]],
-            output_type="latent",
-            callback_on_step_end=on_step_end,
-            callback_on_step_end_tensor_inputs=[],
-            **extra,
-        )
+        with policy.autocast():
+            result = sampler(
+                prompt_embeds=conditions.prompt_embeds,
+                pooled_prompt_embeds=conditions.pooled,
+                num_inference_steps=steps,
+                guidance_scale=guidance_scale,
+                height=height,
+                width=width,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds[batch]],
+                output_type="latent",
+                callback_on_step_end=on_step_end,
+                callback_on_step_end_tensor_inputs=[],
+                **extra,
+            )
         latents.append(result.images.float())
     return torch.cat(latents)

@@ -173,7 +173,7 @@ def field_docs(cls: type[Section]) -> dict[str, str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             match following:
                 case ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[statement.target.id] = inspect.cleandoc(text)
+                    docs[statement.target.id] = " ".join(text.split())
     return {field.name: docs.get(field.name, "") for field in fields(cls)}  # type: ignore[arg-type]
 
 

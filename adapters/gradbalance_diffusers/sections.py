@@ -171,6 +171,8 @@ class BalanceConfig(Section):
     """Optimizer step from which coefficients are uniform (marble); null never."""
     collector: Literal["auto", "passes", "linear"] = "auto"
     """How rows are collected: one backward per reward (`passes`), or from recorded linear layers (`linear`)."""
+    preference: dict[str, Positive] = field(default_factory=dict)
+    """Priority per reward name (marble, mgda): relative gains go with the priorities; a name left out has 1."""
     reward_weights: dict[str, NonNegative] = field(default_factory=dict)
     """Weight per reward name in the scalar reward (weighted-sum only); a name left out has weight 1."""
 
@@ -199,6 +201,8 @@ class OptimizerConfig(Section):
     """Cosine only: last learning rate divided by `lr`."""
     steps_per_epoch: Count = 1
     """Optimizer steps per epoch; prompt groups are dealt out between them."""
+    on_nonfinite: Literal["raise", "skip"] = "raise"
+    """NaN or Inf in a loss or gradient: stop the run, or skip the step and log whose it was. fp16: only `raise`."""
     micro_batch_size: Count | None = None
     """Samples per forward and backward pass; null takes a whole optimizer step at once. Only memory changes."""
 
@@ -278,8 +282,11 @@ class RunConfig(Section):
     """Newest checkpoints kept."""
     report_every: Count = 10
     """Epochs between rewrites of report.html."""
-    mixed_precision: Literal["no", "bf16"] = "no"
-    """Autocast of forward passes in training and sampling."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of forward passes in training and sampling. `fp16` comes with a loss scale; a step whose gradients
+    overflow is repeated with a lower one. DiffusionNFT: fp16 on a float32 base."""
+    tf32: bool = True
+    """On CUDA, multiply float32 matrices in TF32 (10 bits of mantissa): several times faster."""
     threads: Count | None = None
     """CPU threads of torch; null leaves torch's choice."""
 

@@ -6,59 +6,33 @@ move the old policy towards the trained one. All randomness of an epoch is a pur
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-import gradbalance as gb
-
-from .advantages import Advantages, group_advantages
-from .balance import WEIGHTED_SUM, make_balancer, weighted_sum
+from .advantages import group_advantages
+from .balance import WEIGHTED_SUM, weighted_sum
 from .checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
 from .config import Config
-from .ema import WeightEMA
 from .embeddings import PromptEncoder
 from .evaluation import Evaluation, evaluate
-from .learning_rate import learning_rate_factor
-from .nft import interpolate_noise, kl_term, nft_terms, optimality
+from .nft import optimality
 from .old_policy import OldPolicySchedule
 from .policy import SD3Policy
 from .prompts import Prompt, StratifiedSampler
 from .report import write_report
 from .rewards.base import RewardSet, RewardTable
-from .rollout import Rollout, roll_out
+from .rollout import roll_out
 from .run_folder import RunFolder
 from .stages import plan_stages, stage_at
-from .timesteps import NoiseDraws, TimestepSampler, seeded_generator
+from .timesteps import TimestepSampler, seeded_generator
 from .training_log import evaluation_row, save_evaluation, training_row
-
-
-@dataclass(frozen=True)
-class EpochData:
-    """What the optimizer steps of one epoch need: S samples, T noise levels per sample, K objectives.
-
-    Attributes:
-        rollout: The scored samples, with their clean latents ``[S, C, h, w]``.
-        names: K names of what is balanced.
-        advantages: Per-reward advantages ``[S, K]`` with their mask.
-        r: Optimality ``[S, K]`` in [0, 1].
-        draws: Noise levels ``[S, T]``, and the noise at each.
-    """
-
-    rollout: Rollout
-    names: list[str]
-    advantages: Advantages
-    r: Tensor
-    draws: NoiseDraws
+from .update import EpochData, PolicyUpdate
 
 
 class NFTTrainer:
@@ -89,14 +63,12 @@ class NFTTrainer:
         self.config, self.policy, self.rewards, self.folder = config, policy, rewards, folder
         self.prompts, self.evaluation_prompts = prompts, list(evaluation_prompts)
         self.encoder = PromptEncoder(policy)
-        self.inner_optimizer = optimizer
         self.stages = plan_stages(config, rewards.names)
         self.epochs = self.stages[-1].last
         self.old_schedule = OldPolicySchedule(**vars(config.old_policy))
-        self.ema = WeightEMA(policy.parameters, decay=config.ema.decay, warmup=config.ema.warmup)
         self.timesteps = TimestepSampler.from_config(policy, config.timesteps, config.sampling.steps)
-        factor = learning_rate_factor(config.optimizer, self.epochs * config.optimizer.steps_per_epoch)
-        self.scheduler = LambdaLR(optimizer, factor)
+        total_steps = self.epochs * config.optimizer.steps_per_epoch
+        self.update = PolicyUpdate(config, policy, optimizer, total_steps=total_steps)
         self.size = (config.model.height, config.model.width)
         self.epoch = self.step = 0
         self.base_evaluation: Evaluation | None = None
@@ -146,94 +118,24 @@ class NFTTrainer:
 
         order = torch.randperm(self.config.prompts.groups_per_epoch, generator=seeded_generator(seed, epoch, 1))
         for part in order.chunk(self.config.optimizer.steps_per_epoch):
-            self._optimizer_step(data, torch.isin(groups, part).nonzero().flatten(), epoch)
+            result = self.update.step(data, torch.isin(groups, part).nonzero().flatten())
+            self.step += 1
+            self.folder.log(
+                training_row(
+                    epoch=epoch,
+                    step=self.step,
+                    stage=self.stage.name,
+                    rewards=rollout.rewards,
+                    advantages=advantages,
+                    result=result,
+                    old_decay=self.old_schedule(self.step),
+                )
+            )
         self.policy.blend_old(self.old_schedule(self.step))
         self.folder.log_timing(
             {"epoch": epoch, "sampling": sampled - started, "training": time.perf_counter() - sampled}
         )
         return rollout.rewards
-
-    # ------------------------------------------------------------------------------------------- one step
-
-    def _optimizer_step(self, data: EpochData, samples: Tensor, epoch: int) -> None:
-        """One optimizer step on ``samples``; its cycle of micro-batches counts every (sample, noise level) pair."""
-        levels = data.draws.sigma.shape[1]
-        pairs = len(samples) * levels
-        counts = data.advantages.mask[samples].sum(dim=0) * levels
-        micro = self.config.optimizer.micro_batch_size or len(samples)
-        batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro)]
-        # Sums stay on the device: reading them on every micro-batch would stall it.
-        denoising, divergence = torch.zeros(2, device=self.policy.device)
-        for chunk, level in tqdm(batches, desc="optimizing", leave=False, disable=len(batches) < 4):
-            positive, negative, kl = self._terms(data, chunk, level)
-            loss = gb.AffineLoss.interpolate(
-                positive,
-                negative,
-                data.r[chunk],
-                data.advantages.mask[chunk],
-                counts=counts,
-                center=self.config.loss.center,
-                batch_size=pairs,
-                names=data.names,
-            )
-            outside = [] if loss.common is None else [loss.common]
-            if kl is not None:
-                outside.append(self.config.loss.kl_weight * kl.sum() / pairs)
-                divergence = divergence + kl.detach().sum() / pairs
-            self.optimizer.backward(loss, extra_loss=sum(outside) if outside else None)
-            denoising = denoising + (positive + negative).detach().sum() / (2 * pairs)
-
-        info = self.optimizer.balance()
-        grad_norm = torch.nn.utils.clip_grad_norm_(
-            list(self.policy.parameters.values()), self.config.optimizer.max_grad_norm or float("inf")
-        )
-        lr = self.scheduler.get_last_lr()[0]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.scheduler.step()
-        self.ema.update()
-        self.step += 1
-        self.folder.log(
-            training_row(
-                epoch=epoch,
-                step=self.step,
-                stage=self.stage.name,
-                rewards=data.rollout.rewards,
-                advantages=data.advantages,
-                info=info,
-                loss=float(denoising),
-                kl=float(divergence),
-                grad_norm=float(grad_norm),
-                lr=lr,
-                old_decay=self.old_schedule(self.step),
-            )
-        )
-
-    def _terms(self, data: EpochData, chunk: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """L+ ``[b]``, L- ``[b]``, KL term ``[b]`` (None if its weight is 0) of samples ``chunk`` at one level."""
-        loss, device = self.config.loss, self.policy.device
-        x0 = data.rollout.latents[chunk].to(device)
-        sigma = data.draws.sigma[chunk, level].to(device)
-        noise = data.draws.noise(chunk, level, x0.shape[1:]).to(device)
-        embeddings = data.rollout.embeddings.index(chunk).to(device)
-        x_t = interpolate_noise(x0, noise, sigma)
-        with self._autocast():
-            with torch.no_grad(), self.policy.role("old"):
-                velocity_old = self.policy.velocity(x_t, sigma, embeddings)
-            if loss.kl_weight:
-                with torch.no_grad(), self.policy.role("reference"):
-                    velocity_reference = self.policy.velocity(x_t, sigma, embeddings)
-            velocity = self.policy.velocity(x_t, sigma, embeddings)
-        positive, negative = nft_terms(
-            x0,
-            noise,
-            sigma,
-            velocity,
-            velocity_old,
-            guidance_beta=loss.guidance_beta,
-            advantage_clip=loss.advantage_clip,
-        )
-        return positive, negative, kl_term(velocity, velocity_reference) if loss.kl_weight else None
 
     def _objectives(self, table: RewardTable) -> tuple[list[str], Tensor, Tensor]:
         """Names, values ``[B, K]`` and mask of what is balanced in this stage."""
@@ -241,11 +143,6 @@ class NFTTrainer:
         if self.stage.method == WEIGHTED_SUM:
             return ["sum"], *weighted_sum(chosen, self.config.balance.reward_weights)
         return list(chosen.names), chosen.values, chosen.mask
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.run.mixed_precision == "no":
-            return contextlib.nullcontext()
-        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16)
 
     def _enter_stage(self, epoch: int) -> None:
         """At the first epoch of a stage: its prompts, and a balancer of its own around the same inner optimizer."""
@@ -260,18 +157,13 @@ class NFTTrainer:
             images_per_prompt=self.config.prompts.images_per_prompt,
             seed=self.config.run.seed,
         )
-        self.optimizer = gb.BalancedOptimizer(
-            self.inner_optimizer,
-            make_balancer(self.config.balance, stage.method),
-            module=self.policy.transformer,
-            collector=self.config.balance.collector,
-        )
+        self.update.enter_stage(stage)
 
     # ------------------------------------------------------------------------------------ evaluation and state
 
     def evaluate(self) -> Evaluation:
         """Score the EMA weights on the held-out prompts, and compare with the untrained policy."""
-        with self.ema.applied():
+        with self.update.ema.applied():
             result = evaluate(
                 self.policy,
                 self.encoder,
@@ -292,9 +184,7 @@ class NFTTrainer:
         """Write everything that a continued run needs, whole or not at all."""
         values = {
             "epoch": self.epoch,
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "ema": self.ema.state_dict(),
+            **self.update.state_dict(),
             "position": self.folder.position(),
             # This package draws from generators of its own; rewards of others may use the global ones.
             "random": {
@@ -330,9 +220,7 @@ class NFTTrainer:
         self._enter_stage(max(0, self.epoch - 1))
         for role in ("default", "old"):
             self.policy.load_lora(checkpoint.lora[role], role)
-        self.optimizer.load_state_dict(values["optimizer"])
-        self.scheduler.load_state_dict(values["scheduler"])
-        self.ema.load_state_dict(values["ema"])
+        self.update.load_state_dict(values)
         self.folder.rewind(values["position"])
         base = self.folder.load_evaluation(0)
         self.base_evaluation = None if base is None else Evaluation.from_json(base)

@@ -13,6 +13,7 @@ from .config import EvaluationConfig
 from .evaluation import Evaluation
 from .rewards.base import RewardTable
 from .run_folder import RunFolder
+from .update import StepResult
 
 
 def training_row(
@@ -22,17 +23,14 @@ def training_row(
     stage: str,
     rewards: RewardTable,
     advantages: Advantages,
-    info: gb.BalanceInfo,
-    loss: float,
-    kl: float,
-    grad_norm: float,
-    lr: float,
+    result: StepResult,
     old_decay: float,
 ) -> dict[str, Any]:
     """One optimizer step: rewards of the epoch's samples, the balance, and what the step did.
 
     ``loss`` is the mean of (L+ + L-)/2; it says how well the policy denoises, not how good the rewards are.
     """
+    info = result.info
     names = info.names
     return {
         "kind": "train",
@@ -43,10 +41,10 @@ def training_row(
         "reward_std": rewards.stds(),
         "valid": rewards.counts(),
         "masked_errors": dict(rewards.errors),
-        "loss": loss,
-        "kl": kl,
-        "grad_norm": grad_norm,
-        "lr": lr,
+        "loss": result.loss,
+        "kl": result.kl,
+        "grad_norm": result.grad_norm,
+        "lr": result.lr,
         "old_decay": old_decay,
         "weights": _named(names, info.weights),
         "coefficients": _named(names, info.coefficients),
@@ -56,6 +54,9 @@ def training_row(
         "cosines": _named(names, info.cosines),
         "conflicts": _pairs(names, info),
         "inactive": list(info.inactive),
+        "skipped": list(info.skipped),
+        "overflows": result.overflows,
+        "loss_scale": result.loss_scale,
         "degenerate_groups": _named(names, advantages.degenerate),
     }
 

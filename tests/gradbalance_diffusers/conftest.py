@@ -1,8 +1,8 @@
-"""A very small Stable Diffusion 3 pipeline with random weights, saved once per session."""
+"""A very small Stable Diffusion 3 pipeline with random weights, saved once per session, and what trains it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,13 @@ from transformers import (
     T5Tokenizer,
 )
 
+from gradbalance_diffusers import assembly
+from gradbalance_diffusers.config import load_config
 from gradbalance_diffusers.policy import SD3Policy
+from gradbalance_diffusers.rewards import RewardSet
+from gradbalance_diffusers.run_folder import RunFolder
+from gradbalance_diffusers.trainer import NFTTrainer
+from small_run import SMALL, Make
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -164,3 +170,30 @@ def load_random_policy(load_policy: Callable[..., SD3Policy]) -> Callable[..., S
 def policy(load_random_policy: Callable[..., SD3Policy]) -> SD3Policy:
     """A policy whose roles differ."""
     return load_random_policy()
+
+
+@pytest.fixture
+def make(pipeline_path: Path, tmp_path: Path) -> Iterator[Make]:
+    """A function that makes a trainer in ``tmp_path / name`` from overrides."""
+    folders = []
+
+    def build(name: str = "run", *overrides: str, rewards: RewardSet | None = None, **folder: bool) -> NFTTrainer:
+        config = load_config("tiny", [*SMALL, f"model.path={pipeline_path}", *overrides])
+        torch.manual_seed(config.run.seed)  # as a new process would
+        policy = assembly.load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
+        run = RunFolder(tmp_path / name, **folder)
+        run.write_config(config)
+        folders.append(run)
+        return NFTTrainer(
+            config,
+            policy=policy,
+            rewards=rewards or assembly.load_rewards(config),
+            prompts=assembly.training_prompts(config),
+            evaluation_prompts=assembly.evaluation_prompts(config),
+            optimizer=torch.optim.AdamW(policy.parameters.values(), lr=config.optimizer.lr),
+            folder=run,
+        )
+
+    yield build
+    for folder in folders:
+        folder.close()

@@ -119,6 +119,14 @@ def test_the_kind_of_a_reward_is_frozen_unless_it_is_the_name():
         ("balance.floor=0.3", ["`balance.floor`", "1.5", "0.2"]),
         ("balance.reward_weights={ocr: 2}", ["weighted-sum"]),
         ("balance={method: weighted-sum, reward_weights: {ocrr: 2}}", ["`balance.reward_weights`", "ocrr"]),
+        ("balance.preference={ocrr: 2}", ["`balance.preference`", "ocrr"]),
+        (
+            "balance={method: nash, preference: {ocr: 2}}",
+            ["`balance.preference`", "marble | mgda | mgda-raw", "'nash'"],
+        ),
+        ("balance.preference={ocr: 0}", ["`balance.preference.ocr`", "> 0"]),
+        ("model.dtype=float16", ["`run.mixed_precision`", "must be fp16", "float16", "'no'"]),
+        ("run.mixed_precision=fp8", ["`run.mixed_precision`", "'no', 'bf16', 'fp16'"]),
         ("optimizer.steps_per_epoch=25", ["`optimizer.steps_per_epoch`", "24 groups"]),
         ("prompts.images_per_prompt=1", ["`prompts.images_per_prompt`"]),
         ("stages=[{name: a, epochs: 3}]", ["`run.epochs`", "run.epochs=3"]),
@@ -137,6 +145,18 @@ def test_bad_values_are_refused_with_their_path(override, words):
         load_config("tiny", [override])
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.dtype=bfloat16", "run.mixed_precision=fp16"], "`model.dtype: bfloat16`"),
+        (["run.mixed_precision=fp16", "optimizer.on_nonfinite=skip"], "`optimizer.on_nonfinite` must be 'raise'"),
+    ],
+)
+def test_precisions_that_do_not_go_together_are_refused(overrides, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        load_config("tiny", overrides)
 
 
 def test_sections_are_checked_when_built_by_hand():

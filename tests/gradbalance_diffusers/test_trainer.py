@@ -3,105 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import gradbalance as gb
 from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load_rewards, training_prompts
-from gradbalance_diffusers.config import Config, load_config
+from gradbalance_diffusers.config import load_config
 from gradbalance_diffusers.rewards import RewardSet
 from gradbalance_diffusers.run_folder import RunFolder
 from gradbalance_diffusers.summarize import before_after, summary_table
 from gradbalance_diffusers.trainer import NFTTrainer
-
-SMALL = [
-    "model.height=16",
-    "model.width=16",
-    "model.lora_rank=4",
-    "model.device=cpu",
-    "sampling.steps=2",
-    "sampling.batch_size=6",
-    "prompts.sources={general: tiny, ocr: tiny}",
-    "prompts.mix={general: 1, ocr: 2}",
-    "prompts.groups_per_epoch=3",
-    "prompts.images_per_prompt=4",
-    "rewards=[saturation, contrast, background]",
-    "evaluation.sources={general: tiny, ocr: tiny}",
-    "evaluation.prompts_per_source=3",
-    "evaluation.saved_images=1",
-    "evaluation.steps=2",
-    "evaluation.every=2",
-    "balance.interval=2",
-    "optimizer.warmup_steps=2",
-    "run.epochs=4",
-    "run.checkpoint_every=2",
-    "run.report_every=100",
-]
-
-Make = Callable[..., NFTTrainer]
-
-
-@pytest.fixture
-def make(pipeline_path: Path, tmp_path: Path) -> Iterator[Make]:
-    """A function that makes a trainer in ``tmp_path / name`` from overrides."""
-    folders = []
-
-    def build(name: str = "run", *overrides: str, rewards: RewardSet | None = None, **folder: bool) -> NFTTrainer:
-        config = load_config("tiny", [*SMALL, f"model.path={pipeline_path}", *overrides])
-        torch.manual_seed(config.run.seed)  # as a new process would
-        policy = load_policy(config.model, seed=config.run.seed)
-        run = RunFolder(tmp_path / name, **folder)
-        run.write_config(config)
-        folders.append(run)
-        return NFTTrainer(
-            config,
-            policy=policy,
-            rewards=rewards or load_rewards(config),
-            prompts=training_prompts(config),
-            evaluation_prompts=evaluation_prompts(config),
-            optimizer=torch.optim.AdamW(policy.parameters.values(), lr=config.optimizer.lr),
-            folder=run,
-        )
-
-    yield build
-    for folder in folders:
-        folder.close()
-
-
-def rows(trainer: NFTTrainer, kind: str) -> list[dict[str, Any]]:
-    lines = trainer.folder.metrics_path.read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
-
-
-def outcome(trainer: NFTTrainer) -> dict[str, bytes]:
-    """Everything a run leaves that must not depend on interruptions, byte for byte."""
-    path = trainer.folder.path
-    files = [path / "metrics.jsonl", *sorted((path / "evaluations").rglob("*.*"))]
-    found = {str(file.relative_to(path)): file.read_bytes() for file in files}
-    for file in sorted((path / "checkpoints" / f"step-{trainer.step:06d}").rglob("*.safetensors")):
-        # Tensor by tensor: the order of the metadata in a safetensors header is not fixed.
-        for name, tensor in load_file(file).items():
-            found[f"{file.relative_to(path)}: {name}"] = tensor.numpy().tobytes()
-    return found
-
-
-class Interrupting:
-    """A reward set that stops the program at a given call, as a kill would between two writes."""
-
-    def __init__(self, config: Config, calls: int) -> None:
-        self.inner, self.left = load_rewards(config), calls
-        self.names = self.inner.names
-
-    def submit(self, *args: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return self.inner.submit(*args)
+from small_run import Interrupting, Make, first_gradient, outcome, rows
 
 
 @pytest.mark.parametrize("calls", [1, 4, 6, 9])
@@ -170,18 +85,6 @@ def test_interrupted_between_stages_continues_bit_for_bit(make: Make) -> None:
     resumed.resume()
     resumed.fit()
     assert outcome(resumed) == outcome(whole)
-
-
-def first_gradient(trainer: NFTTrainer) -> torch.Tensor:
-    """The gradient of the first optimizer step, caught before it is applied."""
-    caught: list[torch.Tensor] = []
-
-    def catch(optimizer: Any, *_: Any) -> None:
-        caught.append(torch.cat([p.grad.flatten() for p in trainer.policy.parameters.values()]))
-
-    trainer.inner_optimizer.register_step_pre_hook(catch)
-    trainer.train_epoch(0)
-    return caught[0]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +176,7 @@ def test_the_sd35_recipe_trains_a_small_pipeline_of_that_architecture(t5_pipelin
         *["optimizer.micro_batch_size=4", "run.epochs=2", f"run.folder={tmp_path / 'run'}"],
     ]
     config = load_config("sd35-medium", overrides)
-    policy = load_policy(config.model, seed=0)
+    policy = load_policy(config.model, seed=0, mixed_precision=config.run.mixed_precision)
     assert policy.dtype == torch.bfloat16
     before = {name: p.detach().clone() for name, p in policy.parameters.items()}
     with RunFolder(config.run.folder) as folder:
