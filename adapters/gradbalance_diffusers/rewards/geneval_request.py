@@ -102,7 +102,7 @@ def read_request(
 
 def _entry(key: str, row: Mapping[str, Any], index: int, classes: Sequence[str], colors: Sequence[str]) -> Entry:
     label, count, color = row.get("class"), row.get("count"), row.get("color")
-    if label not in classes:
+    if not isinstance(label, str) or label not in classes:
         raise InvalidArgumentError(
             f"`{key}`: class must be one of {_listing(classes)}. Found {label!r}.{_near(label, classes)}"
         )
