@@ -25,6 +25,7 @@ _CLASSES = {
     "Contrast": "appearance",
     "Background": "appearance",
     "JPEGCompressibility": "jpeg",
+    "HTTPReward": "http_reward",
 }
 _NAMES = {
     "pickscore": "PickScore",
@@ -38,6 +39,7 @@ _NAMES = {
     "contrast": "Contrast",
     "background": "Background",
     "jpeg_compressibility": "JPEGCompressibility",
+    "http": "HTTPReward",
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "GenEval",
     "GenEvalGeometry",
     "HPSv2",
+    "HTTPReward",
     "JPEGCompressibility",
     "LostScore",
     "OnError",
