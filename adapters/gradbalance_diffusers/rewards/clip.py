@@ -42,8 +42,10 @@ class CLIP:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # a fast tokenizer keeps the padding and truncation of a call as state
         self.device = model.logit_scale.device
-        self.image_size: int = model.config.vision_config.image_size
-        self.dimension: int = model.config.projection_dim
+        config: Any = model.config  # the type of its parts is loose
+        self._length: int = config.text_config.max_position_embeddings
+        self.image_size: int = config.vision_config.image_size
+        self.dimension: int = config.projection_dim
         self.logit_scale = model.logit_scale.exp().item()
 
     def image_features(self, pixels: Tensor) -> Tensor:
@@ -69,12 +71,12 @@ class CLIP:
         return (self.image_features(pixels) * self.text_features(texts)).sum(dim=-1)
 
     def _tokens(self, texts: list[str]) -> Tensor:
-        length = self._model.config.text_config.max_position_embeddings
         with self._lock:
             encoded = self._tokenizer(
-                texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+                texts, padding="max_length", truncation=True, max_length=self._length, return_tensors="pt"
             )
-        return encoded.input_ids
+        ids: Tensor = encoded.input_ids
+        return ids
 
 
 @contextmanager
@@ -85,12 +87,14 @@ def _plain_inference(device: torch.device) -> Iterator[None]:
 
 def _tensor(output: Any) -> Tensor:
     """The projected features: the output itself before transformers 5, its ``pooler_output`` since."""
-    return output if isinstance(output, Tensor) else output.pooler_output
+    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return features
 
 
 def _check_fit(model: CLIPModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """The model pools at the end token; looked for under a wrong id, it would silently take another position."""
-    config, size, end = model.config.text_config, len(tokenizer), tokenizer.eos_token_id
+    config: Any = model.config.text_config
+    size, end = len(tokenizer), tokenizer.eos_token_id
     pooled = size - 1 if config.eos_token_id == _LEGACY_EOS else config.eos_token_id
     if size > config.vocab_size or end != pooled:
         raise InvalidArgumentError(

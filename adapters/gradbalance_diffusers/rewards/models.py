@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -87,23 +87,25 @@ def load_model(
         InvalidArgumentError: ``path`` cannot be loaded or lacks parameters of the class; unknown dtype or device.
     """
     place, number = resolve_device(device), resolve_dtype(dtype)
+    location, version = _location(path), revision or "main"
 
     def load() -> Pretrained:
         try:
-            model, report = model_class.from_pretrained(
-                str(path), revision=revision, dtype=number, weights_only=True, output_loading_info=True
+            loaded: Any = model_class.from_pretrained(
+                location, revision=version, dtype=number, weights_only=True, output_loading_info=True
             )
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
             raise cannot_load(parameter, path, f"a {model_class.__name__}", error) from error
+        model, report = loaded
         missing = sorted(set(report["missing_keys"]) & dict(model.named_parameters()).keys())
         if missing:  # transformers would leave them random and only log it
             raise InvalidArgumentError(
                 f"`{parameter}` must hold every parameter of a {model_class.__name__}. Found {str(path)!r} without "
                 f"{len(missing)} of them, the first {missing[0]!r}. Pass the checkpoint of such a model."
             )
-        return model
+        return cast(Pretrained, model)
 
-    return shared((model_class, _location(path), revision, number, place), place, load)
+    return shared((model_class, location, version, number, place), place, load)
 
 
 def load_tokenizer(
@@ -115,14 +117,15 @@ def load_tokenizer(
         InvalidArgumentError: It cannot be loaded.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(_location(path), revision=revision or "main")
     except (OSError, ValueError) as error:
         raise cannot_load(parameter, path, "a tokenizer", error) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # what transformers makes of a folder with the model's config.json only
         raise InvalidArgumentError(
             f"`{parameter}` must be a local path of a tokenizer, or its id on the Hugging Face hub. Found "
-            f"{str(path)!r}, which has no vocabulary. Save the tokenizer there, or pass the path of one that belongs to the model."
+            f"{str(path)!r}, which has no vocabulary. Save the tokenizer there, or pass the path of the one that "
+            "belongs to the model."
         )
     return tokenizer
 
@@ -136,11 +139,11 @@ def shared(key: Hashable, device: torch.device, load: Callable[[], Model]) -> Mo
     (True, False)
     """
     with _loading:
-        model = _shared.get(key)
+        model = cast("Model | None", _shared.get(key))  # the key stands for the class
         if model is None:
             model = load().eval().requires_grad_(False).to(device)
             _shared[key] = model
-        return model  # type: ignore[return-value]  # the key stands for the class
+        return model
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -162,7 +165,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             f"`device` must be a device of this machine, such as 'cpu' or 'cuda:0' ({torch.cuda.device_count()} CUDA "
             f"devices found), or None. Found {str(device)!r}: {first_line(error)}"
         ) from error
-    if place.type == "cuda" and place.index is None:
+    if place == torch.device("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return place
 
@@ -182,7 +185,9 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return number
 
 
-def cannot_load(parameter: str, path: str | Path, what: str, error: BaseException) -> InvalidArgumentError:
+def cannot_load(
+    parameter: str, path: str | Path, what: str, error: BaseException, *, filename: str = ""
+) -> InvalidArgumentError:
     """The error for a path or hub id that does not give ``what``: names what was tried and the remedy."""
     rule = (
         f"`{parameter}` must be a local path of {what}, or its id on the Hugging Face hub. Found {str(path)!r}, which"
@@ -191,10 +196,11 @@ def cannot_load(parameter: str, path: str | Path, what: str, error: BaseExceptio
         return InvalidArgumentError(f"{rule} is here but cannot be loaded: {first_line(error)}")
     if not _HUB_ID.fullmatch(str(path)):
         return InvalidArgumentError(f"{rule} is not here, and is no hub id. Check the path.")
+    download = f"hf download {path} {filename}".rstrip()
     return InvalidArgumentError(
         f"{rule} is not here and could not be had from the hub: {first_line(error)} Check the spelling. Without "
         "network, or with HF_HUB_OFFLINE=1, only what was downloaded before is found: run "
-        f"`hf download {path} --local-dir FOLDER` where there is network, and pass {parameter}='FOLDER'."
+        f"`{download} --local-dir FOLDER` where there is network, and pass {parameter}='FOLDER'."
     )
 
 

@@ -127,7 +127,7 @@ def _tower(state: dict[str, Tensor], tower: str) -> dict[str, int]:
 
 def _plan(layers: dict[str, int]) -> dict[str, tuple[str, ...]]:
     """Which tensors each tensor becomes."""
-    plan = {source: (target,) for source, target in (_WHOLE | _TRANSPOSED).items()}
+    plan: dict[str, tuple[str, ...]] = {source: (target,) for source, target in (_WHOLE | _TRANSPOSED).items()}
     for tower, count in layers.items():
         for i in range(count):
             there = f"{_TOWERS[tower]}.{i}"

@@ -42,7 +42,7 @@ def find_file(path: str | Path, filename: str, *, revision: str | None = None, p
     try:
         return Path(hf_hub_download(str(path), filename, revision=revision))
     except (OSError, ValueError) as error:
-        raise cannot_load(parameter, path, f"the file {filename!r}", error) from error
+        raise cannot_load(parameter, path, f"the file {filename!r}", error, filename=filename) from error
 
 
 def read_weights(file: Path, *, parameter: str = "path") -> dict[str, Tensor]:

@@ -32,11 +32,15 @@ class TestSharing:
         again = load_clip(clip_path.name, device=torch.device("cpu"), dtype=torch.float32)
         assert again._model is first._model
 
+    def test_a_path_in_the_home_folder(self, clip_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(clip_path.parent))
+        assert load_clip(f"~/{clip_path.name}", device="cpu").dimension == 24
+
     def test_models_that_differ_are_not_shared(self, clip_path):
         first = load_model(CLIPModel, clip_path, device="cpu")
         assert load_model(CLIPModel, clip_path, device="cpu", dtype="bfloat16") is not first
         assert load_model(CLIPVisionModel, clip_path, device="cpu") is not first
-        assert load_model(CLIPModel, clip_path, device="cpu", revision="main") is not first
+        assert load_model(CLIPModel, clip_path, device="cpu", revision="v2") is not first
 
     def test_a_model_no_longer_used_is_freed(self):
         reference = weakref.ref(shared("layer", torch.device("cpu"), lambda: nn.Linear(2, 2)))

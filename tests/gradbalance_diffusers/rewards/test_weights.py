@@ -33,7 +33,12 @@ class TestFindFile:
     def test_a_hub_id_without_network(self):
         with pytest.raises(InvalidArgumentError) as caught:
             find_file("xswu/HPSv2", "HPS_v2.1_compressed.pt")
-        for part in ("'HPS_v2.1_compressed.pt'", "'xswu/HPSv2'", "HF_HUB_OFFLINE=1", "hf download xswu/HPSv2"):
+        for part in (
+            "'HPS_v2.1_compressed.pt'",
+            "'xswu/HPSv2'",
+            "HF_HUB_OFFLINE=1",
+            "hf download xswu/HPSv2 HPS_v2.1_compressed.pt ",
+        ):
             assert part in str(caught.value)
 
     def test_a_hub_id_with_network(self, monkeypatch):
