@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,9 @@ Array: TypeAlias = NDArray[np.float64]
 _SMALLEST = 1e-290
 
 
-class _Precision(NamedTuple):
+class Precision(NamedTuple):
+    """What can be relied on in a Gramian of some dtype."""
+
     rounding: float
     """How far correlations may be off."""
     smallest: float
@@ -50,9 +53,27 @@ def correlation(gram: Any) -> Correlation:
             larger than the product of its two norms beyond rounding.
         NonFiniteError: NaN or Inf; its ``objectives`` are the indices, as strings.
     """
-    full, precision = _float64(gram)
+    return split(*as_float64(gram))
+
+
+def split(full: Array, precision: Precision) -> Correlation:
+    """:func:`correlation` of what :func:`as_float64` gave; ``full`` is read and not kept."""
     if full.ndim != 2 or full.shape[0] != full.shape[1] or full.shape[0] == 0:
         raise InvalidArgumentError(f"`gram` should be a square K x K matrix with K >= 1. Found shape {full.shape}.")
+    # A first look with few calls of numpy, which are what takes time where K is small. NaN may slip through until it
+    # meets the last comparison; Inf makes a correlation that is too large.
+    squared = full.diagonal().tolist()
+    if precision.smallest <= min(squared) and max(squared) < math.inf and full.tobytes() == full.T.tobytes():
+        norms = np.sqrt(squared)
+        matrix = full / (norms[:, None] * norms)
+        matrix.flat[:: len(norms) + 1] = 1.0
+        if np.abs(matrix).max() <= 1.0:
+            return Correlation(matrix, norms, precision.rounding)
+    return _examined(full, precision)
+
+
+def _examined(full: Array, precision: Precision) -> Correlation:
+    """The same for any square matrix, with errors that say what is wrong."""
     _require_finite(full)
     squared = full.diagonal()
     if squared.min() < precision.smallest:
@@ -61,26 +82,32 @@ def correlation(gram: Any) -> Correlation:
     return Correlation(_checked(full / (norms[:, None] * norms), precision.rounding), norms, precision.rounding)
 
 
-def _float64(gram: Any) -> tuple[Array, _Precision]:
+def as_float64(gram: Any) -> tuple[Array, Precision]:
+    """The numbers of a Gramian of any kind, perhaps in memory that they share with it, and how precise they are.
+
+    Raises:
+        InvalidArgumentError: Not an array of real numbers.
+    """
     if isinstance(gram, torch.Tensor) and not gram.is_complex():
-        full = gram.detach().to(device="cpu", dtype=torch.float64).numpy()
-        return full, _precision(str(gram.dtype).removeprefix("torch."))
+        wide = gram.detach()
+        if gram.dtype != torch.float64 or gram.device.type != "cpu":
+            wide = wide.to(device="cpu", dtype=torch.float64)
+        return wide.numpy(), _precision(gram.dtype)
     try:
         array = np.asarray(gram)
     except ValueError as error:  # ragged sequences
         raise InvalidArgumentError(f"`gram` should be a square K x K matrix of real numbers. {error}") from error
     if array.dtype.kind not in "fiu":
         raise InvalidArgumentError(f"`gram` should hold real numbers. Found dtype {array.dtype}.")
-    return array.astype(np.float64), _precision(array.dtype.name)
+    return array.astype(np.float64), _precision(getattr(torch, array.dtype.name, torch.float64))
 
 
 @lru_cache(maxsize=32)
-def _precision(dtype: str) -> _Precision:
-    torch_dtype = getattr(torch, dtype, torch.float64)
-    info = torch.finfo(torch_dtype if torch_dtype.is_floating_point else torch.float64)
+def _precision(dtype: torch.dtype) -> Precision:
+    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     rounding = max(1e-6, 8 * info.eps)
     # The spacing of subnormal numbers, as a share of the entry, has to stay below the rounding allowed for.
-    return _Precision(rounding, max(_SMALLEST, 4 * info.tiny * info.eps / rounding))
+    return Precision(rounding, max(_SMALLEST, 4 * info.tiny * info.eps / rounding))
 
 
 def _require_finite(full: Array) -> None:
@@ -120,7 +147,7 @@ def _checked(matrix: Array, rounding: float) -> Array:
     return matrix
 
 
-def _with_zero_rows(full: Array, precision: _Precision) -> Correlation:
+def _with_zero_rows(full: Array, precision: Precision) -> Correlation:
     squared = full.diagonal()
     lowest = int(squared.argmin())
     if squared[lowest] < -precision.rounding * np.abs(squared).max():

@@ -125,10 +125,15 @@ def _simplex(point: Array, inverse_norms: Array) -> Array | None:
 
 
 def _share_ties(matrix: Array, inverse_norms: Array, weights: Array) -> Array:
-    if np.count_nonzero(matrix > 1 - _TIE) == len(matrix):
+    near = matrix > 1 - _TIE
+    if np.count_nonzero(near) == len(matrix):
         return weights
-    same = np.abs(matrix[:, None, :] - matrix[None, :, :]).max(axis=2) <= _TIE
-    same &= np.abs(inverse_norms[:, None] - inverse_norms) <= _TIE * inverse_norms
+    # Equal rows have a correlation of 1: only such pairs need to be compared as a whole.
+    first, second = np.nonzero(near)
+    same = np.zeros(matrix.shape, dtype=bool)
+    same[first, second] = (np.abs(matrix[first] - matrix[second]).max(axis=1) <= _TIE) & (
+        np.abs(inverse_norms[first] - inverse_norms[second]) <= _TIE * inverse_norms[second]
+    )
     shared = (same / same.sum(axis=1, keepdims=True)) @ weights
     normalized: Array = shared / shared.sum()
     return normalized

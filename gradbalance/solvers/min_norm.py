@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from gradbalance.errors import InvalidArgumentError
-from gradbalance.solvers.correlation import Array, Correlation, correlation, nearest_semidefinite
+from gradbalance.solvers.correlation import Array, Correlation, as_float64, nearest_semidefinite, split
 from gradbalance.solvers.hull import positive_definite, semidefinite
-from gradbalance.solvers.solution import Solution
+from gradbalance.solvers.pair import certificate, pair_from, pair_of, shortest
+from gradbalance.solvers.solution import SMALL, STATIONARY, Solution
 
 _TOLERANCE = 1e-9
 # The quick method's answer is taken at a tenth of the promised gap, the singular one's at a third: room for rounding.
 _QUICK = 1e-10
 _EXACT = 3e-10
-_SMALL = 1e-5  # see Solution.gap
-_STATIONARY = 1e-12  # |x|^2 in units of B^2
 
 
 def min_norm(gram: Any, floor: float = 0.0) -> Solution:
@@ -63,13 +62,18 @@ def min_norm(gram: Any, floor: float = 0.0) -> Solution:
         >>> min_norm([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]).is_optimal()
         True
     """
-    rows = correlation(gram)
+    full, precision = as_float64(gram)
+    pair = pair_of(full, precision)
+    if pair is not None and checked_rest(floor, 2) > 0.0:
+        weights = shortest(pair, floor)
+        return _judged(np.array(weights), *certificate(pair, weights, floor), 0, "closed form")
+    rows = split(full, precision)
     count = len(rows.norms)
     rest = checked_rest(floor, count)
     if rest == 0.0 or count == 1:
         return _solution(rows, np.full(count, 1.0 / count), floor, 0.0, 0, "closed form")
     if count == 2:
-        return _solution(rows, _pair(rows, floor), floor, rest, 0, "closed form")
+        return _solution(rows, np.array(shortest(pair_from(rows), floor)), floor, rest, 0, "closed form")
     hull = shrunk(rows, floor, rest)
     if hull.norms.min() > 0.0:
         quick = positive_definite(hull.matrix, hull.norms.min() / hull.norms)
@@ -89,25 +93,6 @@ def checked_rest(floor: float, count: int) -> float:
             f"with K = {count}: the bounds sum to {count * floor:.6g}."
         )
     return 0.0 if rest <= 1e-6 else rest
-
-
-def _pair(rows: Correlation, floor: float) -> Array:
-    """Closed form for K = 2: the minimizer on the line, clipped, which is exact in one dimension."""
-    first, second = rows.norms.tolist()
-    left = right = 0.5
-    if min(first, second) == 0.0 < max(first, second):
-        left, right = float(first == 0.0), float(second == 0.0)
-    elif first > 0.0:
-        cosine = float(rows.matrix[0, 1])
-        v, w = min(1.0, second / first), min(1.0, first / second)
-        # Rows equal to rounding share: what is left of their differences is noise.
-        if max(1.0 - cosine, abs(v - w)) > 1e-12:
-            left, right = max(v * (v - cosine * w), 0.0), max(w * (w - cosine * v), 0.0)
-            left, right = left / (left + right), right / (left + right)
-    # Neither is had as 1 minus the other, which would round a small weight to 1e-16.
-    if left < floor:
-        return np.array([floor, 1.0 - floor])
-    return np.array([1.0 - floor, floor] if right < floor else [left, right])
 
 
 def shrunk(rows: Correlation, floor: float, rest: float) -> Correlation:
@@ -160,7 +145,10 @@ def _singular(rows: Correlation, floor: float, rest: float) -> Solution:
 
 
 def _solution(rows: Correlation, weights: Array, floor: float, rest: float, iterations: int, method: str) -> Solution:
-    gap, stationary = _gap(rows, weights, floor, rest)
+    return _judged(weights, *_gap(rows, weights, floor, rest), iterations, method)
+
+
+def _judged(weights: Array, gap: float, stationary: bool, iterations: int, method: str) -> Solution:
     found = gap <= _TOLERANCE
     reason = "" if found else f"the duality gap is {gap:.1e}, above {_TOLERANCE:.0e}"
     return Solution(weights, found, gap, iterations, method, reason, stationary)
@@ -172,20 +160,21 @@ def _gap(rows: Correlation, weights: Array, floor: float, rest: float) -> tuple[
     if longest == 0.0:
         return 0.0, True
     norms = rows.norms / longest
-    lengths = weights * norms
-    total = lengths.sum()
+    # dot takes a fraction of the time that sums and products of small arrays take.
+    total = float(weights.dot(norms))
     if total == 0.0:
         return 0.0, True
-    shares = lengths / total
-    slopes = rows.matrix @ shares
-    squared = float(shares @ slopes)
+    ratios = norms / total
+    shares = weights * ratios
+    slopes = rows.matrix.dot(shares)
+    squared = float(shares.dot(slopes))
     if rest == 0.0:
-        return 0.0, squared <= _STATIONARY
-    products = norms * slopes / total
+        return 0.0, squared <= STATIONARY
+    products = ratios * slopes
     if floor == 0.0:
         mean = squared
     else:
-        mean = float((weights - floor) @ products)
-        products = rest * products
-    violation = (mean - products) / np.maximum(norms / total, 1.0)
-    return max(float(violation.max()) / max(squared, _SMALL), 0.0), squared <= _STATIONARY
+        mean = float((weights - floor).dot(products))
+        products *= rest
+    violation = float(((mean - products) / np.maximum(ratios, 1.0)).max())
+    return max(violation / max(squared, SMALL), 0.0), squared <= STATIONARY

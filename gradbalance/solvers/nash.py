@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg.lapack import dposv, dpotrf
 
-from gradbalance.solvers.correlation import Array, correlation, nearest_semidefinite
+from gradbalance.solvers.correlation import Array, as_float64, nearest_semidefinite, split
+from gradbalance.solvers.pair import pair_of
 from gradbalance.solvers.solution import Solution
 
 _TOLERANCE = 1e-10
@@ -17,6 +18,7 @@ _MAX_ITERATIONS = 100
 _STATIONARY = 1e-12  # |x|^2 in units of (sum_k a_k n_k)^2
 _RIDGE = 1e-6
 _USABLE = 1e-3
+_APART = 2e-12  # 1 + cosine of two rows: opposite to rounding below
 
 
 def nash(gram: Any) -> Solution:
@@ -55,7 +57,13 @@ def nash(gram: Any) -> Solution:
         >>> nash([[1.0, -1.0], [-1.0, 1.0]]).reason
         'Pareto-stationary: 0 is in the convex hull of the rows to rounding, so no solution exists'
     """
-    matrix, norms, rounding = correlation(gram)
+    full, precision = as_float64(gram)
+    pair = pair_of(full, precision)
+    if pair is not None and (angle := 1.0 + pair.cosine) > _APART:
+        side = 1.0 / math.sqrt(angle)
+        residual = abs(side * (side + pair.cosine * side) - 1.0)
+        return _judged(np.array([side, side]), np.array([pair.first, pair.second]), residual, 0, "closed form")
+    matrix, norms, rounding = split(full, precision)
     positive = norms > 0.0
     if positive.all():
         return _solve(matrix, norms, rounding)
@@ -75,7 +83,7 @@ def _solve(matrix: Array, norms: Array, rounding: float) -> Solution:
     count = len(norms)
     if count <= 2:
         angle = 1.0 + float(matrix[0, 1]) if count == 2 else 1.0
-        if angle > 2e-12:
+        if angle > _APART:
             point = np.full(count, 1.0 / math.sqrt(angle))
             residual = float(np.abs(point * (matrix @ point) - 1.0).max())
             return _judged(point, norms, residual, 0, "closed form")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+SMALL = 1e-5  # of B^2: see Solution.gap
+STATIONARY = 1e-12  # |x|^2 in units of B^2: see Solution.stationary
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Solution:

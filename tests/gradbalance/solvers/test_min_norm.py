@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gradbalance.errors import InvalidArgumentError, NonFiniteError
 from gradbalance.solvers import Solution, min_norm
-from gradbalance.solvers.hull import positive_definite, semidefinite
+from gradbalance.solvers.hull import _share_ties, positive_definite, semidefinite
 
 FAMILIES = [
     "normal",
@@ -342,3 +342,21 @@ def test_input_is_left_as_it_was() -> None:
     before = gram.clone()
     min_norm(gram)
     assert torch.equal(gram, before)
+
+
+@given(st.integers(2, 24), st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_ties_are_those_that_comparing_all_pairs_finds(count: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    distinct = rng.standard_normal((max(1, round(share * count)), 6))
+    distinct /= np.linalg.norm(distinct, axis=1, keepdims=True)
+    rows = distinct[rng.integers(0, len(distinct), count)]
+    rows = rows + 10.0 ** rng.uniform(-16, -8) * rng.standard_normal(rows.shape) * rng.integers(0, 2, (count, 1))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    matrix = rows @ rows.T
+    np.fill_diagonal(matrix, 1.0)
+    inverse_norms = rng.choice([1.0, 0.5], count)
+    weights = rng.dirichlet(np.ones(count))
+    same = np.abs(matrix[:, None, :] - matrix[None, :, :]).max(axis=2) <= 1e-12
+    same &= inverse_norms[:, None] == inverse_norms
+    expected = (same / same.sum(axis=1, keepdims=True)) @ weights
+    np.testing.assert_allclose(_share_ties(matrix, inverse_norms, weights), expected / expected.sum(), rtol=1e-12)
