@@ -1,21 +1,16 @@
 """OCR reward: does the picture show the quoted text?"""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from gradbalance.errors import MissingDependencyError
-
-SMALL = 96
-"""Pictures up to this many pixels on the longer side are read as one line of text, without detection."""
-BATCH = 16
-"""Small pictures the recognizer reads at once."""
-_LINE_HEIGHT = 48  # input height of the recognizer
+from gradbalance.errors import InvalidArgumentError
+from gradbalance_diffusers.rewards.images import to_uint8
+from gradbalance_diffusers.rewards.ocr_engines import Engine, PaddleEngine, RapidEngine
 
 
 class OCR:
@@ -26,20 +21,24 @@ class OCR:
 
     $$R = 1 - d / |t|, \quad d = 0 \text{ if } t \subseteq r, \text{ else } \min(\mathrm{lev}(t, r), |t|)$$
 
-    where lev is the Levenshtein distance. This is the OCR reward of Flow-GRPO (Liu et al. 2025) with RapidOCR as the
-    engine. A picture of at most `SMALL` pixels is scaled (bicubic) to the recognizer's input height and read as a
-    single line of text; a larger one goes through text detection first, and its lines are joined.
+    where lev is the Levenshtein distance. This is the OCR reward of Flow-GRPO (Liu et al. 2025), there with PaddleOCR
+    2.9 as the engine. Engines differ in what they read: compare runs that used the same one.
 
-    A row whose prompt quotes nothing, or whose metadata `source` is given and is not `ocr`, gets None. A picture
-    without readable text gets 0. A failing engine raises.
+    A row gets None where its prompt quotes nothing, and where its metadata `source` is another than `ocr`, quotes or
+    not: a quotation in a general prompt is no order for text. A picture without readable text gets 0. A failing engine
+    raises.
 
     Args:
-        threads: Threads of each onnxruntime session.
+        threads: CPU threads of the engine.
+        backend: ``"rapidocr"`` (see `RapidEngine`), or ``"paddle"`` for PaddleOCR from version 3 (see `PaddleEngine`).
+        device: Paddle only: its name of the device, such as ``"gpu:0"``. None: the CPU.
 
     Raises:
-        MissingDependencyError: rapidocr or onnxruntime is not installed.
+        MissingDependencyError: A package of the backend is not installed, or too old.
+        InvalidArgumentError: An unknown backend, or a device for RapidOCR.
 
     Example:
+        >>> import numpy as np
         >>> import torch
         >>> from PIL import Image, ImageDraw, ImageFont
         >>> picture = Image.new("RGB", (32, 32), "white")
@@ -53,11 +52,16 @@ class OCR:
 
     name = "ocr"
 
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
-        self._lock = threading.Lock()  # RapidOCR keeps state in the engine object
-        self._engines: dict[bool, Any] = {}
-        _rapidocr()
+    def __init__(
+        self, threads: int = 1, *, backend: Literal["rapidocr", "paddle"] = "rapidocr", device: str | None = None
+    ) -> None:
+        if backend not in ("rapidocr", "paddle") or (backend == "rapidocr" and device not in (None, "cpu")):
+            raise InvalidArgumentError(
+                "`backend` must be 'rapidocr', which runs on the CPU, or 'paddle', which may take another `device`. "
+                f"Found backend={backend!r}, device={device!r}."
+            )
+        self._engine: Engine = RapidEngine(threads) if backend == "rapidocr" else PaddleEngine(threads, device or "cpu")
+        self._lock = threading.Lock()  # engines keep state
 
     def __call__(self, images: Tensor, prompts: list[str], **metadata: Sequence[Any]) -> list[float | None]:
         """Scores pictures, float (B, 3, H, W) in [0, 1], by the text their prompts quote."""
@@ -74,39 +78,8 @@ class OCR:
 
     def read(self, images: Tensor) -> list[str]:
         """Returns the text on every picture, an empty string where there is none."""
-        arrays = (images.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        small = max(arrays.shape[1:3]) <= SMALL
         with self._lock:
-            return self._read_lines(arrays) if small else [self._read_page(array) for array in arrays]
-
-    def _read_lines(self, arrays: NDArray[np.uint8]) -> list[str]:
-        height, width = arrays.shape[1:3]
-        size = (max(_LINE_HEIGHT, round(_LINE_HEIGHT * width / height)), _LINE_HEIGHT)
-        lines = [
-            np.ascontiguousarray(np.asarray(Image.fromarray(array).resize(size, Image.Resampling.BICUBIC))[:, :, ::-1])
-            for array in arrays
-        ]
-        result = self._engine(small=True).recognize_txt(lines)
-        return [text or "" for text in result.txts or [""] * len(lines)]
-
-    def _read_page(self, array: NDArray[np.uint8]) -> str:
-        result = self._engine(small=False)(np.ascontiguousarray(array[:, :, ::-1]), use_cls=False)
-        return "".join(result.txts or ())
-
-    def _engine(self, small: bool) -> Any:
-        if small not in self._engines:
-            # Without the narrow rec_img_shape the recognizer would pad every small picture to 320 pixels, at 6 times
-            # the cost.
-            narrow = {"Rec.rec_img_shape": [3, _LINE_HEIGHT, _LINE_HEIGHT], "Rec.rec_batch_num": BATCH} if small else {}
-            self._engines[small] = _rapidocr().RapidOCR(
-                params={
-                    "EngineConfig.onnxruntime.intra_op_num_threads": self._threads,
-                    "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-                    "Global.log_level": "critical",
-                    **narrow,
-                }
-            )
-        return self._engines[small]
+            return self._engine.read(to_uint8(images))
 
 
 def quoted_text(prompt: str) -> str | None:
@@ -151,14 +124,3 @@ def levenshtein(a: str, b: str) -> int:
 
 def _comparable(text: str) -> str:
     return text.lower().replace(" ", "")
-
-
-def _rapidocr() -> Any:
-    try:
-        import onnxruntime  # noqa: F401  rapidocr's engine, which it imports only on use
-        import rapidocr
-    except ImportError as error:
-        raise MissingDependencyError(
-            'OCR needs rapidocr and onnxruntime, which are not installed; run `pip install "gradbalance[diffusers]"`.'
-        ) from error
-    return rapidocr

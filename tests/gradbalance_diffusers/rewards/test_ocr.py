@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
-from gradbalance.errors import MissingDependencyError
+from gradbalance.errors import InvalidArgumentError, MissingDependencyError
+from gradbalance_diffusers.rewards import RewardSet
 from gradbalance_diffusers.rewards.ocr import OCR, levenshtein, text_similarity
 
 
@@ -73,9 +74,26 @@ def test_failing_engine_raises(ocr, monkeypatch):
         raise RuntimeError("engine broke")
 
     ocr.read(picture("1")[None])
-    monkeypatch.setattr(ocr._engine(small=True), "recognize_txt", fail)
+    monkeypatch.setattr(ocr._engine._session(small=True), "recognize_txt", fail)
     with pytest.raises(RuntimeError, match="engine broke"):
         ocr(picture("427")[None], ['"427"'])
+
+
+def test_a_quotation_in_a_general_prompt_stays_out_of_the_statistics(ocr):
+    """The published code scores any prompt with quotes, so that general prompts move the mean of the OCR reward."""
+    rows = [{"source": "ocr"}, {"source": "general"}, {"source": "geneval", "include": []}, {"source": "ocr"}]
+    prompts = ['a sign that says "427"', 'a man who shouts "hello"', 'one "red" car', "a sign without a quotation"]
+    table = RewardSet([ocr])(picture("427").expand(4, -1, -1, -1), prompts, rows)
+    assert table.mask.tolist() == [[True], [False], [False], [False]]
+    assert table.means() == {"ocr": 1.0}
+    assert table.counts() == {"ocr": 1}
+
+
+def test_backends_and_devices_that_do_not_fit():
+    with pytest.raises(InvalidArgumentError, match="Found backend='tesseract'"):
+        OCR(backend="tesseract")
+    with pytest.raises(InvalidArgumentError, match=r"'rapidocr', which runs on the CPU.*device='cuda'"):
+        OCR(device="cuda")
 
 
 def test_missing_package_names_the_remedy(monkeypatch):
