@@ -36,6 +36,7 @@ def load_policy(config: ModelConfig, *, seed: int, mixed_precision: MixedPrecisi
         revision=config.revision,
         variant=config.variant,
         load_t5=config.load_t5,
+        encoders_on_cpu=config.text_encoders == "offload",
         rank=config.lora_rank,
         alpha=config.lora_alpha,
         seed=seed,

@@ -56,6 +56,8 @@ PRESETS = ("tiny", "sd35-medium")
 _FREE_ON_RESUME = frozenset(
     {
         "model.device",
+        "model.text_encoders",
+        "model.cached_prompts",
         "evaluation.every",
         "evaluation.metrics",
         "run.epochs",

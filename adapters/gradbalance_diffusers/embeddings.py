@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from gradbalance.errors import InvalidArgumentError
+from gradbalance.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
     from .generator import SD3Generator
@@ -110,35 +111,51 @@ def encode_prompts(policy: SD3Generator, prompts: Sequence[str]) -> PromptEmbedd
 
 
 class PromptEncoder:
-    """A cache of prompt embeddings: each distinct prompt is encoded once and stays on the CPU in its own dtype.
+    """A cache of prompt embeddings: a distinct prompt is encoded once and stays on the CPU in its own dtype.
+
+    An SD3.5 embedding of 205 tokens is 1.7 MB in bfloat16: 100,000 prompts would be 170 GB, the 48 of an epoch are
+    80 MB. Hence the limit, and encoders that wait on the CPU in between (:meth:`offload`) or, for a run with few
+    prompts, are given up once all of them are encoded (:meth:`drop`).
 
     Args:
         policy: Whose text encoders are used.
         batch_size: Prompts per run of the text encoders. With 1 (the default) an embedding does not depend on which
             other prompts were new at the time, so a resumed run sees the very same bits as an unbroken one. More is
             faster, and equal only up to rounding.
+        limit: Most prompts to keep, the least recently used make room; None keeps all.
     """
 
-    def __init__(self, policy: SD3Generator, *, batch_size: int = 1) -> None:
-        if batch_size < 1:
-            raise InvalidArgumentError(f"`batch_size` must be at least 1. Found {batch_size}.")
+    def __init__(self, policy: SD3Generator, *, batch_size: int = 1, limit: int | None = None) -> None:
+        if batch_size < 1 or (limit is not None and limit < 1):
+            raise InvalidArgumentError(
+                f"`batch_size` must be at least 1, and `limit` too or None. Found {batch_size} and {limit}."
+            )
         self.policy = policy
         self.batch_size = batch_size
-        self._cache: dict[str, PromptEmbeddings] = {}
-        self._offloaded = False
+        self.limit = limit
+        self._cache: dict[str, PromptEmbeddings] = {}  # the least recently used first
+        self._offloaded = self._dropped = False
+
+    def __len__(self) -> int:
+        return len(self._cache)
 
     def encode(self, prompts: Sequence[str]) -> PromptEmbeddings:
         """Embeddings of ``prompts`` (repeats allowed) on the CPU, in order.
 
         Raises:
             InvalidArgumentError: No prompts.
+            StateError: A prompt that is not in the cache, after :meth:`drop`.
         """
         if not prompts:
             raise InvalidArgumentError("`prompts` must not be empty. Found no prompt.")
-        missing = [text for text in dict.fromkeys(prompts) if text not in self._cache]
-        if missing:
+        distinct = list(dict.fromkeys(prompts))
+        if missing := [text for text in distinct if text not in self._cache]:
             self._encode_missing(missing)
+        for text in distinct:
+            self._cache[text] = self._cache.pop(text)
         rows = [self._cache[text] for text in prompts]
+        for text in list(self._cache)[: max(0, len(self) - (self.limit or len(self)))]:
+            del self._cache[text]
         return PromptEmbeddings(torch.cat([r.prompt_embeds for r in rows]), torch.cat([r.pooled for r in rows]))
 
     def encode_samples(self, prompts: Sequence[str]) -> SampleEmbeddings:
@@ -158,11 +175,29 @@ class PromptEncoder:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def drop(self, prompts: Sequence[str]) -> None:
+        """Encode ``prompts``, all that will ever be asked for, and give up the text encoders and their memory."""
+        self.limit = None
+        if missing := [text for text in dict.fromkeys(prompts) if text not in self._cache]:
+            self._encode_missing(missing)
+        self._move("cpu")  # whoever else holds one of them no longer holds memory of the device
+        pipeline = self.policy.pipeline
+        pipeline.text_encoder = pipeline.text_encoder_2 = pipeline.text_encoder_3 = None
+        self._dropped = True
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def _encode_missing(self, missing: Sequence[str]) -> None:
+        if self._dropped:
+            raise StateError(
+                f"The text encoders were dropped after {len(self)} prompts were encoded. Found the new prompt "
+                f"{missing[0]!r}. Keep them with `model.text_encoders: offload`."
+            )
         if self._offloaded:
             self._move(self.policy.device)
+        chunks = range(0, len(missing), self.batch_size)
         try:
-            for start in range(0, len(missing), self.batch_size):
+            for start in tqdm(chunks, desc="encoding prompts", leave=False, disable=len(chunks) < 100):
                 chunk = missing[start : start + self.batch_size]
                 embeddings = encode_prompts(self.policy, chunk).to("cpu")
                 for i, text in enumerate(chunk):

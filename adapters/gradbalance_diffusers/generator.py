@@ -15,6 +15,7 @@ from gradbalance.errors import InvalidArgumentError
 from .scheduler import FlowDPMSolverMultistepScheduler, check_flow_scheduler, noise_levels
 
 MixedPrecision = Literal["no", "bf16", "fp16"]
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -26,6 +27,7 @@ def load_pipeline(
     revision: str | None = None,
     variant: str | None = None,
     load_t5: bool = True,
+    encoders_on_cpu: bool = False,
     local_files_only: bool = False,
 ) -> StableDiffusion3Pipeline:
     """A pipeline from a folder or the hub.
@@ -37,6 +39,7 @@ def load_pipeline(
         revision: Branch, tag or commit on the hub.
         variant: Variant of the weight files, such as ``"fp16"``.
         load_t5: Load the T5 encoder if the model has one; False saves its memory, zeros take its place.
+        encoders_on_cpu: Leave the text encoders on the CPU.
         local_files_only: Never use the network.
     """
     source = {"revision": revision, "local_files_only": local_files_only}
@@ -47,8 +50,9 @@ def load_pipeline(
     pipeline = StableDiffusion3Pipeline.from_pretrained(
         str(path), dtype=torch_dtype, variant=variant, **source, **without_t5
     )
-    if device is not None:
-        pipeline.to(device)
+    for name, part in pipeline.components.items():
+        if device is not None and isinstance(part, nn.Module) and not (encoders_on_cpu and name in TEXT_ENCODERS):
+            part.to(device)
     return pipeline
 
 
@@ -114,7 +118,7 @@ class SD3Generator:
         return torch.autocast(self.device.type, dtype=_AUTOCAST_DTYPES[self.mixed_precision])
 
     @torch.no_grad()
-    def decode(self, latents: Tensor, *, batch_size: int = 16) -> Tensor:
+    def decode(self, latents: Tensor, *, batch_size: int = 4) -> Tensor:
         """Images ``[B, 3, H, W]`` float32 in [0, 1] of clean latents ``[B, C, h, w]``, ``batch_size`` at a time."""
         vae = self.pipeline.vae
         shift = vae.config.shift_factor or 0.0

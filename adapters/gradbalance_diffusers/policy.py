@@ -91,6 +91,7 @@ class SD3Policy(SD3Generator):
         revision: str | None = None,
         variant: str | None = None,
         load_t5: bool = True,
+        encoders_on_cpu: bool = False,
         local_files_only: bool = False,
         **lora: Any,
     ) -> SD3Policy:
@@ -103,6 +104,7 @@ class SD3Policy(SD3Generator):
             revision: Branch, tag or commit on the hub.
             variant: Variant of the weight files, such as ``"fp16"``.
             load_t5: Load the T5 encoder if the model has one; False saves its memory, zeros take its place.
+            encoders_on_cpu: Leave the text encoders on the CPU.
             local_files_only: Never use the network.
             **lora: Arguments of :class:`SD3Policy`.
         """
@@ -113,6 +115,7 @@ class SD3Policy(SD3Generator):
             revision=revision,
             variant=variant,
             load_t5=load_t5,
+            encoders_on_cpu=encoders_on_cpu,
             local_files_only=local_files_only,
         )
         return cls(pipeline, **lora)

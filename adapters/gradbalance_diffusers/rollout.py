@@ -67,6 +67,7 @@ def roll_out(
     prompts, seeds = list(prompts), list(seeds)
     batch = config.batch_size or len(prompts)
     embeddings = encoder.encode_samples([prompt.text for prompt in prompts])
+    negative = encoder.encode([""]) if config.guidance_scale != 1.0 else None
     latents, images, pending = [], [], []
     for start in tqdm(range(0, len(prompts), batch), desc=description, leave=False):
         chunk = slice(start, start + batch)
@@ -80,8 +81,9 @@ def roll_out(
             height=size[0],
             width=size[1],
             guidance_scale=config.guidance_scale,
+            negative=negative,
         )
-        picture = policy.decode(x0).cpu()
+        picture = policy.decode(x0, batch_size=config.decode_batch_size).cpu()
         metadata = [{"source": prompt.source, **prompt.metadata} for prompt in prompts[chunk]]
         pending.append(rewards.submit(picture, [prompt.text for prompt in prompts[chunk]], metadata))
         latents.append(x0)

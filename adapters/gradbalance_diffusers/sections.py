@@ -32,6 +32,11 @@ class ModelConfig(Section):
     """Load the third text encoder (T5, 9 GB for SD3.5); false replaces its tokens by zeros."""
     max_sequence_length: Natural = 128
     """T5 tokens of a prompt (DiffusionNFT: 128). 0 drops them, the right value without T5."""
+    text_encoders: Literal["keep", "offload", "drop"] = "keep"
+    """Where text encoders wait: on the device; on the CPU, coming to the device for the new prompts of an epoch; or
+    nowhere, after every prompt of the run was encoded at its start (few prompts only: 1.7 MB each with T5)."""
+    cached_prompts: Count | None = 2048
+    """Most prompt embeddings kept in host memory; null keeps all, as `text_encoders: drop` always does."""
     height: Count = 512
     """Height of a picture in pixels."""
     width: Count = 512
@@ -60,6 +65,8 @@ class SamplingConfig(Section):
     """Classifier-free guidance; 1 is none, as both papers train."""
     batch_size: Count = 9
     """Pictures per forward pass of the sampler. Changes memory and speed, not which pictures come out."""
+    decode_batch_size: Count = 4
+    """Pictures per forward pass of the VAE decoder, whose activations are the largest of all (1 GB each at 512 px)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ from .report import write_report
 from .rewards.base import RewardSet, RewardTable
 from .rollout import roll_out
 from .run_folder import RunFolder
-from .stages import plan_stages, stage_at
+from .stages import Stage, plan_stages, stage_at
 from .timesteps import TimestepSampler, seeded_generator
 from .training_log import evaluation_row, save_evaluation, training_row
 from .update import EpochData, PolicyUpdate
@@ -62,7 +63,14 @@ class NFTTrainer:
     ) -> None:
         self.config, self.policy, self.rewards, self.folder = config, policy, rewards, folder
         self.prompts, self.evaluation_prompts = prompts, list(evaluation_prompts)
-        self.encoder = PromptEncoder(policy)
+        self.encoder = PromptEncoder(policy, limit=config.model.cached_prompts)
+        if config.sampling.guidance_scale != 1.0:
+            warnings.warn(
+                f"`sampling.guidance_scale` is {config.sampling.guidance_scale}: DiffusionNFT trains without guidance, "
+                "which is known to slow it down or to collapse it. Use 1.0 unless that is the study.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.stages = plan_stages(config, rewards.names)
         self.epochs = self.stages[-1].last
         self.old_schedule = OldPolicySchedule(**vars(config.old_policy))
@@ -79,6 +87,7 @@ class NFTTrainer:
     def fit(self) -> None:
         """Train from the current epoch to the last, evaluating, logging and saving on the way."""
         every = self.config.evaluation.every
+        self._place_encoders()
         progress = tqdm(total=self.epochs, initial=self.epoch, desc="epochs", dynamic_ncols=True)
         while self.epoch < self.epochs:
             if self.epoch % every == 0:
@@ -150,14 +159,31 @@ class NFTTrainer:
         if getattr(self, "stage", None) == stage:
             return
         self.stage = stage
-        self.sampler = StratifiedSampler(
+        self.sampler = self._sampler(stage)
+        self.update.enter_stage(stage)
+
+    def _sampler(self, stage: Stage) -> StratifiedSampler:
+        return StratifiedSampler(
             self.prompts,
             mix=stage.mix,
             groups_per_epoch=self.config.prompts.groups_per_epoch,
             images_per_prompt=self.config.prompts.images_per_prompt,
             seed=self.config.run.seed,
         )
-        self.update.enter_stage(stage)
+
+    def _place_encoders(self) -> None:
+        """Send the text encoders where they wait, or encode every prompt that the run will draw and drop them."""
+        if self.config.model.text_encoders == "offload":
+            self.encoder.offload()
+        if self.config.model.text_encoders == "drop":
+            drawn = [
+                prompt
+                for stage in self.stages
+                for epoch in range(max(stage.first, self.epoch), stage.last)
+                for prompt in self._sampler(stage).epoch(epoch)
+            ]
+            unconditional = [""] if self.config.sampling.guidance_scale != 1.0 else []
+            self.encoder.drop([*(prompt.text for prompt in [*self.evaluation_prompts, *drawn]), *unconditional])
 
     # ------------------------------------------------------------------------------------ evaluation and state
 

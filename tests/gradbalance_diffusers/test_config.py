@@ -212,6 +212,8 @@ def test_keys_free_on_resume_exist():
     free = {path for path in known_paths(Config) if not any(k == path or k.startswith(path + ".") for k in frozen)}
     assert free == {
         "model.device",
+        "model.text_encoders",
+        "model.cached_prompts",
         "evaluation.every",
         "evaluation.metrics",
         "run.epochs",

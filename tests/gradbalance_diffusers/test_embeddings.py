@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradbalance.errors import InvalidArgumentError
+from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance_diffusers.embeddings import PromptEmbeddings, PromptEncoder, encode_prompts
 from gradbalance_diffusers.policy import SD3Policy
 
@@ -99,6 +99,32 @@ def test_offloaded_encoders_come_back_for_a_new_prompt_only(policy: SD3Policy, m
     assert torch.equal(after.pooled[1], before.pooled[0])
 
 
+def test_limit_forgets_the_least_recently_used(policy: SD3Policy, counted: list[list[str]]) -> None:
+    encoder = PromptEncoder(policy, limit=2)
+    first = encoder.encode(["a"])
+    encoder.encode(["b"])
+    encoder.encode(["a"])
+    encoder.encode(["c"])
+    assert counted == [["a"], ["b"], ["c"]]
+    encoder.encode(["a", "c"])
+    assert counted == [["a"], ["b"], ["c"]]
+    encoder.encode(["b"])
+    assert counted[3:] == [["b"]]
+    many = encoder.encode(["d", "e", "f", "a"])
+    assert (len(many), len(encoder)) == (4, 2)
+    assert torch.equal(many.pooled[3], first.pooled[0]), "a prompt that was forgotten is encoded to the same bits"
+
+
+def test_dropped_encoders_leave_the_embeddings(policy: SD3Policy) -> None:
+    kept, encoder = PromptEncoder(policy).encode(["b", "a"]), PromptEncoder(policy, limit=1)
+    encoder.drop(["a", "b", "a"])
+    assert torch.equal(encoder.encode(["b", "a"]).prompt_embeds, kept.prompt_embeds)
+    assert policy.pipeline.text_encoder is None
+    assert policy.pipeline.text_encoder_2 is None
+    with pytest.raises(StateError, match=r"dropped after 2 prompts.*'c'.*text_encoders: offload"):
+        encoder.encode(["a", "c"])
+
+
 def test_index_and_to() -> None:
     embeddings = PromptEmbeddings(torch.randn(3, 2, 4), torch.randn(3, 5))
     picked = embeddings.index(torch.tensor([2, 0, 2]))
@@ -119,6 +145,8 @@ def test_bad_arguments(policy: SD3Policy) -> None:
         PromptEncoder(policy).encode([])
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         PromptEncoder(policy, batch_size=0)
+    with pytest.raises(InvalidArgumentError, match="limit"):
+        PromptEncoder(policy, limit=0)
 
 
 def test_pipeline_without_text_encoders(policy: SD3Policy) -> None:

@@ -118,6 +118,23 @@ def test_linear_and_passes_collectors_agree(make: Make) -> None:
     assert torch.linalg.vector_norm(linear - passes) <= 1e-5 * torch.linalg.vector_norm(passes)
 
 
+@pytest.mark.parametrize("where", ["offload", "drop"])
+def test_the_place_of_the_text_encoders_changes_nothing(make: Make, where: str) -> None:
+    stages = "stages=[{name: one, epochs: 1, mix: {ocr: 1}}, {name: all, epochs: 3}]"
+    kept = make("kept", stages)
+    kept.fit()
+    other = make("other", stages, f"model.text_encoders={where}", "model.cached_prompts=2")
+    other.fit()
+    assert outcome(other) == outcome(kept)
+    assert (other.policy.pipeline.text_encoder is None) == (where == "drop")
+
+
+def test_guidance_while_training_warns(make: Make) -> None:
+    with pytest.warns(RuntimeWarning, match="without guidance"):
+        trainer = make("run", "sampling.guidance_scale=2", "model.text_encoders=drop", "run.epochs=1")
+    trainer.fit()
+
+
 def test_several_steps_per_epoch_use_every_group_once(make: Make) -> None:
     trainer = make("run", "optimizer.steps_per_epoch=3", "run.epochs=1", "evaluation.every=100")
     trainer.fit()
