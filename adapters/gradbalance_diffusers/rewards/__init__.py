@@ -25,6 +25,7 @@ _CLASSES = {
     "Contrast": "appearance",
     "Background": "appearance",
     "JPEGCompressibility": "jpeg",
+    "UnifiedReward": "unified_reward",
     "HTTPReward": "http_reward",
 }
 _NAMES = {
@@ -39,6 +40,7 @@ _NAMES = {
     "contrast": "Contrast",
     "background": "Background",
     "jpeg_compressibility": "JPEGCompressibility",
+    "unifiedreward": "UnifiedReward",
     "http": "HTTPReward",
 }
 
@@ -62,6 +64,7 @@ __all__ = [
     "RewardSet",
     "RewardTable",
     "Saturation",
+    "UnifiedReward",
     "make_reward",
 ]
 
