@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
-from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+from transformers import (
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessorPil,
+    SwinConfig,
+)
 
 SIZE = 64
 """Height and width that pictures are resized to."""

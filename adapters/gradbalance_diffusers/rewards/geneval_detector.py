@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Mask2FormerForUniversalSegmentation
-from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
 
 from gradbalance.errors import InvalidArgumentError
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 from scipy import ndimage
-from transformers import AutoTokenizer, CLIPModel
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.rewards import Reward, RewardSet, geneval, make_reward

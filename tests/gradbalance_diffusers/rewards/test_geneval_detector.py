@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
-from transformers import Mask2FormerForUniversalSegmentation
-from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
 
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.rewards.geneval_detector import Mask2FormerDetector, find_instances
