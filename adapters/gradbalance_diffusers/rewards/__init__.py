@@ -25,6 +25,7 @@ _CLASSES = {
     "Contrast": "appearance",
     "Background": "appearance",
     "JPEGCompressibility": "jpeg",
+    "ImageReward": "imagereward",
     "UnifiedReward": "unified_reward",
     "HTTPReward": "http_reward",
 }
@@ -40,6 +41,7 @@ _NAMES = {
     "contrast": "Contrast",
     "background": "Background",
     "jpeg_compressibility": "JPEGCompressibility",
+    "imagereward": "ImageReward",
     "unifiedreward": "UnifiedReward",
     "http": "HTTPReward",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "GenEvalGeometry",
     "HPSv2",
     "HTTPReward",
+    "ImageReward",
     "JPEGCompressibility",
     "LostScore",
     "OnError",
