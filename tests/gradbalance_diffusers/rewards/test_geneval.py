@@ -14,6 +14,8 @@ from scipy import ndimage
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
 from gradbalance.errors import InvalidArgumentError
+from gradbalance_diffusers.assembly import load_rewards
+from gradbalance_diffusers.config import load_config
 from gradbalance_diffusers.rewards import Reward, RewardSet, geneval, make_reward
 from gradbalance_diffusers.rewards.geneval import GenEval
 from gradbalance_diffusers.rewards.geneval_color import ColorNamer, cut_out
@@ -259,6 +261,17 @@ class TestModels:
         scores = reward(self.images, [""] * 6, include=[RED_COW] * 6)
         assert all(0 <= score <= 1 for score in scores)
         assert reward._detector._model.dtype == reward._name_colors._clip._model.dtype == torch.bfloat16
+
+    def test_partial_and_strict_side_by_side_from_a_configuration(self, detector_path, clip_path) -> None:
+        options = f"detector: {detector_path}, clip: {clip_path}, device: cpu"
+        rewards = f"[{{name: geneval, options: {{{options}}}}}, "
+        rewards += f"{{name: geneval-strict, kind: geneval, options: {{score: strict, {options}}}}}]"
+        stages = "stages=[{name: all, epochs: 40, rewards: [geneval]}]"
+        rewards_of_run = load_rewards(load_config("tiny", [f"rewards={rewards}", stages]))
+        rows = [{"source": "geneval", "include": [want("person")]}, {"source": "general"}]
+        table = rewards_of_run(self.images[:2], ["", ""], rows)
+        assert table.names == ("geneval", "geneval-strict")
+        assert table.mask.tolist() == [[True, True], [False, False]]
 
     def test_paths_that_lead_nowhere_are_named(self, detector_path, clip_path) -> None:
         with pytest.raises(InvalidArgumentError, match=r"`detector` must be .*'/no/detector'"):
