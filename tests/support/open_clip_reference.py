@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, hidden: int, activation: nn.Module) -> None:
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
         self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            OrderedDict(c_fc=nn.Linear(width, hidden), gelu=activation, c_proj=nn.Linear(hidden, width))
+            OrderedDict(c_fc=nn.Linear(width, hidden), gelu=nn.GELU(), c_proj=nn.Linear(hidden, width))
         )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -25,9 +25,9 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    def __init__(self, layers: int, width: int, heads: int, hidden: int, activation: nn.Module) -> None:
+    def __init__(self, layers: int, width: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList([Block(width, heads, hidden, activation) for _ in range(layers)])
+        self.resblocks = nn.ModuleList([Block(width, heads, hidden) for _ in range(layers)])
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for block in self.resblocks:
@@ -36,15 +36,13 @@ class Blocks(nn.Module):
 
 
 class Vision(nn.Module):
-    def __init__(
-        self, layers: int, width: int, heads: int, hidden: int, grid: int, patch: int, dimension: int, act: nn.Module
-    ) -> None:
+    def __init__(self, layers: int, width: int, heads: int, hidden: int, grid: int, patch: int, dimension: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, patch, stride=patch, bias=False)
         self.class_embedding = nn.Parameter(torch.empty(width))
         self.positional_embedding = nn.Parameter(torch.empty(grid**2 + 1, width))
         self.ln_pre = nn.LayerNorm(width)
-        self.transformer = Blocks(layers, width, heads, hidden, act)
+        self.transformer = Blocks(layers, width, heads, hidden)
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, dimension))
 
@@ -68,15 +66,13 @@ class OpenCLIP(nn.Module):
         vocabulary: int,
         length: int,
         dimension: int,
-        activation: nn.Module | None = None,
     ) -> None:
         """Towers are (layers, width, heads, hidden)."""
         super().__init__()
-        act = activation or nn.GELU()
-        self.visual = Vision(*vision, grid, patch, dimension, act)
+        self.visual = Vision(*vision, grid, patch, dimension)
         self.token_embedding = nn.Embedding(vocabulary, text[1])
         self.positional_embedding = nn.Parameter(torch.empty(length, text[1]))
-        self.transformer = Blocks(*text, act)
+        self.transformer = Blocks(*text)
         self.ln_final = nn.LayerNorm(text[1])
         self.text_projection = nn.Parameter(torch.empty(text[1], dimension))
         self.logit_scale = nn.Parameter(torch.empty(()))

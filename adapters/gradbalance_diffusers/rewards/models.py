@@ -28,6 +28,7 @@ Pretrained = TypeVar("Pretrained", bound=PreTrainedModel)
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What a model can compute in, by the names used in configurations."""
 
 _shared: weakref.WeakValueDictionary[Hashable, torch.nn.Module] = weakref.WeakValueDictionary()
 _loading = threading.RLock()

@@ -67,17 +67,14 @@ def to_transformers(state: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
     return converted
 
 
-def clip_config(
-    state: dict[str, Tensor], *, vision_heads: int, text_heads: int, eos_token_id: int, hidden_act: str = "gelu"
-) -> CLIPConfig:
-    """The configuration that the shapes of an open_clip state dict tell, and what they do not tell.
+def clip_config(state: dict[str, Tensor], *, vision_heads: int, text_heads: int, eos_token_id: int) -> CLIPConfig:
+    """The configuration told by the shapes of an open_clip state dict and by the arguments, with exact GELU.
 
     Args:
         state: As :func:`to_transformers` accepts it.
         vision_heads: Attention heads of the vision tower.
         text_heads: Attention heads of the text tower.
         eos_token_id: Id of the token at which the text is pooled. open_clip pools at the highest id of a text.
-        hidden_act: Activation of the MLPs: ``"gelu"``, or ``"quick_gelu"`` for models trained with that.
 
     Raises:
         InvalidArgumentError: A number of heads that does not divide the width of its tower.
@@ -104,7 +101,7 @@ def clip_config(
         "eos_token_id": eos_token_id,
         **_tower(state, "transformer.resblocks"),
     }
-    common = {"hidden_act": hidden_act, "projection_dim": dimension}
+    common = {"hidden_act": "gelu", "projection_dim": dimension}
     return CLIPConfig(vision_config=vision | common, text_config=text | common, projection_dim=dimension)
 
 
