@@ -3,6 +3,7 @@
 Losses -> per-objective gradients -> Gramian -> weights -> one gradient -> any torch optimizer.
 """
 
+from . import distributed
 from .affine import AffineLoss
 from .balancers import MARBLE, MGDA, Balancer, ConstantBalancer, Fixed, Mean, NashMTL, StatefulBalancer
 from .conflict_meter import ConflictMeter
@@ -13,6 +14,7 @@ from .errors import (
     InvalidArgumentError,
     MissingDependencyError,
     NonFiniteError,
+    RanksError,
     StateError,
 )
 from .gradients.record import record
@@ -42,11 +44,13 @@ __all__ = [
     "MissingDependencyError",
     "NashMTL",
     "NonFiniteError",
+    "RanksError",
     "Solution",
     "StateError",
     "StatefulBalancer",
     "backward",
     "cosines",
+    "distributed",
     "gramian",
     "min_norm",
     "nash",

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from gradbalance.describe import describe, describe_groups
+from gradbalance.distributed.agreement import require_equal_gradients, require_unequal_gradients
+from gradbalance.distributed.collectives import everywhere, mean_gradients
+from gradbalance.distributed.mean_rows import MeanRows
+from gradbalance.distributed.meeting import Meeting
+from gradbalance.distributed.ranks import Ranks
+from gradbalance.distributed.sharded_rows import ShardedRows
+from gradbalance.distributed.weights import shared_weights
+from gradbalance.errors import NonFiniteError
 from gradbalance.gradients.collect import Choice, Collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Objectives
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
 from gradbalance.gradients.rows import Rows, gradients_are_finite, non_finite_rows, require_finite_rows
+from gradbalance.gradients.sharded import backward_sharded, collect_sharded, require_passes
 from gradbalance.groups import Group
 from gradbalance.info import BalanceInfo
 from gradbalance.solve import cached_weights, needs_rows, solve
@@ -32,9 +41,13 @@ class Cycle:
         scaler: A GradScaler whose scale the losses carry.
         skip: End the cycle without a gradient where anything is NaN or Inf.
         on_rows: Called with the blocks of the rows and the names just before the rows are combined.
+        plain: Trained parameters outside the balanced ones.
+        ranks: That train together. On several, :meth:`finish` is where they meet; until then nothing but the reduction
+            of a wrapper is exchanged.
 
     Attributes:
         names: K objectives.
+        ranks: As given.
         info: What was done; None until :meth:`finish`.
     """
 
@@ -47,6 +60,8 @@ class Cycle:
         scaler: torch.amp.GradScaler | None,
         skip: bool,
         on_rows: OnRows | None,
+        plain: Sequence[Tensor],
+        ranks: Ranks,
     ) -> None:
         self.names = objectives.names
         self.info: BalanceInfo | None = None
@@ -56,18 +71,21 @@ class Cycle:
         self._scaler = scaler
         self._skip = skip
         self._on_rows = on_rows
+        self._plain = tuple(plain)
+        self.ranks = ranks
         self._spoiled: tuple[str, ...] = ()
         self._written: dict[int, Tensor] = {}
         # None where the balancer has to be asked at the end.
         self._cached = [
             None if needs_rows(group.balancer) else cached_weights(group.balancer, len(objectives)) for group in groups
         ]
-        self._rows: Rows | None = None
+        self._rows: Rows | MeanRows | ShardedRows | None = None
         if any(weights is None for weights in self._cached):
             places = [place for place, group in enumerate(groups) for _ in group.parameters]
             self._rows = Rows(self._parameters, len(objectives), places)
         self._choice: Choice | None = None
         self._losses = torch.zeros_like(objectives.values)
+        self._extra = torch.zeros_like(self._losses[0])
         self._active = torch.zeros_like(objectives.active)
         self._empty = True
 
@@ -75,19 +93,22 @@ class Cycle:
         """Take one micro-batch in; plain gradients and those of ``extra_loss`` go to ``.grad`` at once."""
         self._losses += objectives.values
         self._active |= objectives.active
+        if extra_loss is not None:
+            self._extra += extra_loss.detach().reshape(()).to(self._extra)
         if self._skip:
             bad = objectives.non_finite(extra_loss)
             self._spoiled += tuple(name for name in bad if name not in self._spoiled)
-            if self._spoiled:
+            if self._spoiled and not self._reduces_on_the_way:
                 return
+        if self.ranks.mode == "fsdp":
+            self._add_sharded(objectives, extra_loss)
+            return
         graph = explore(objectives.roots, extra_loss)
         self._written |= graph.leaves | graph.extra_leaves
         if self._rows is None:
-            weightings = [
-                (w, group.parameters) for w, group in zip(self._cached, self._groups, strict=True) if w is not None
-            ]
-            backward_scalarized(objectives, weightings, graph, extra_loss)
+            backward_scalarized(objectives, self._weightings, graph, extra_loss)
         else:
+            assert isinstance(self._rows, Rows)
             outside = plain_gradients(objectives, self._parameters, graph, extra_loss)
             check = check and self._empty and graph.unchecked
             choice = collect(objectives, self._rows, graph, collector=self._collector, check=check)
@@ -97,14 +118,39 @@ class Cycle:
             add_all(outside)
         self._empty = False
 
-    def finish(self) -> BalanceInfo:
+    @property
+    def _reduces_on_the_way(self) -> bool:
+        """Do backward passes of this cycle reduce over ranks, so that no rank may leave one out?"""
+        wrapped = self.ranks.mode == "ddp" and self._rows is None
+        return self.ranks.several and (wrapped or self.ranks.mode == "fsdp")
+
+    @property
+    def _weightings(self) -> list[tuple[Tensor, Sequence[Tensor]]]:
+        return [(w, group.parameters) for w, group in zip(self._cached, self._groups, strict=True) if w is not None]
+
+    def _add_sharded(self, objectives: Objectives, extra_loss: Tensor | None) -> None:
+        self._written |= {id(parameter): parameter for parameter in (*self._parameters, *self._plain)}
+        if self._rows is None:
+            backward_sharded(objectives, self._weightings, self._plain, extra_loss)
+        else:
+            assert isinstance(self._rows, Rows)
+            self._choice = Choice("passes", require_passes(self._collector))
+            collect_sharded(objectives, self._rows, extra_loss)
+
+    def finish(self, *, verify: bool = False) -> BalanceInfo:
         """Ask the balancers that need rows, and write the balanced gradient.
 
+        Args:
+            verify: On several ranks, check in a cycle without rows that gradients were reduced as was said.
+
         Raises:
-            NonFiniteError: A row is NaN or Inf, without a scaler and not to be skipped. Nothing is written and no
-                balancer is called.
+            NonFiniteError: A row (on several ranks also a loss, of any) is NaN or Inf, without a scaler and not to be
+                skipped. The balanced gradient is not written and no balancer is called.
+            RanksError: The ranks are out of step, or gradients were not reduced as was said.
         """
-        grams = None if self._rows is None or self._spoiled else self._gramians(self._rows)
+        if self.ranks.several:
+            self._meet(verify)
+        grams = None if self._rows is None or self._spoiled else self._rows.gramians() / self._scale**2
         if self._skip:
             self._spoiled = self._spoiled or self._non_finite(grams)
             if self._spoiled:
@@ -121,9 +167,55 @@ class Cycle:
         self.info = self._describe(weights, grams, overflow)
         return self.info
 
-    def _gramians(self, rows: Rows) -> Tensor:
-        """Of each group: [G, K, K]. Their sum is the Gramian of whole rows."""
-        return torch.stack([rows.gramian(place) for place in range(len(self._groups))]) / self._scale**2
+    def _meet(self, verify: bool) -> None:
+        """Bring losses, rows and gradients of all ranks together, and see that all go the same way from here."""
+        rows, ranks = self._rows, self.ranks
+        inside = {id(parameter) for parameter in (*self._parameters, *self._plain)}
+        outside = [leaf for key, leaf in self._written.items() if key not in inside]
+        leaves = [*self._parameters, *self._plain, *outside]
+        reached = rows.reached if isinstance(rows, Rows) else set()
+        here = [leaf.grad is not None or j in reached for j, leaf in enumerate(leaves)]
+        plain = any(parameter.grad is not None for parameter in self._parameters)
+        due = [weights is None for weights in self._cached]
+        facts = self.names, due, [tuple(leaf.shape) for leaf in outside]
+        meeting = Meeting(self._losses, self._extra, self._active, here, plain, facts, ranks)
+        if rows is None and verify and ranks.mode == "average":
+            require_unequal_gradients(leaves, self._losses, ranks)
+        self._losses, self._active = meeting.losses, meeting.active
+        # An accelerator is not waited for on steps without rows.
+        if rows is not None or self._skip or self._losses.device.type == "cpu":
+            meeting.require_in_step()
+            self._hear_of(tuple((*self.names, "extra_loss")[k] for k in meeting.bad))
+            if self._spoiled:
+                return
+        # Ranks that have all gradients need not ask what the others have.
+        present = here if all(here) else meeting.present
+        written = [leaf for leaf, there in zip(leaves, present, strict=True) if there]
+        self._written |= {id(leaf): leaf for leaf in written}
+        if rows is None:
+            if ranks.mode == "average":
+                mean_gradients(written, ranks.group)
+            elif verify and ranks.mode == "ddp":
+                require_equal_gradients(written, ranks)
+        elif ranks.mode == "fsdp":
+            assert isinstance(rows, Rows)
+            self._rows = ShardedRows(rows, ranks)
+        else:
+            assert isinstance(rows, Rows)
+            places = {j for j in range(len(self._parameters)) if present[j]}
+            mean_gradients(written[len(places) :], ranks.group)
+            self._rows = MeanRows(rows, ranks, plain=meeting.plain, reached=places, whole=self._on_rows is not None)
+
+    def _hear_of(self, bad: tuple[str, ...]) -> None:
+        """Skip, or raise, on every rank for what is not finite on one."""
+        if self._skip:
+            self._spoiled = bad
+        elif bad and self._scaler is None:
+            raise NonFiniteError(
+                f"losses must be finite on every rank, found NaN or Inf for {list(bad)} on one of {self.ranks.size}. "
+                "The balanced gradient was not written and the balancer was not called.",
+                bad,
+            )
 
     @property
     def _scale(self) -> float:
@@ -135,12 +227,16 @@ class Cycle:
             return [torch.full((count,), 1 / count, dtype=torch.float64)] * len(grams)
         # Before the first balancer is asked: one that was asked has moved.
         require_finite_rows(grams.sum(0), self.names)
-        return [
+        weights = [
             solve(group.balancer, gram) if cached is None else cached
             for group, gram, cached in zip(self._groups, grams, self._cached, strict=True)
         ]
+        if not self.ranks.several:
+            return weights
+        asked = [group.balancer for group, cached in zip(self._groups, self._cached, strict=True) if cached is None]
+        return shared_weights(weights, asked, self.ranks, self._losses.device)
 
-    def _combine(self, rows: Rows, weights: Sequence[Tensor], overflow: bool) -> None:
+    def _combine(self, rows: Rows | MeanRows | ShardedRows, weights: Sequence[Tensor], overflow: bool) -> None:
         scale = 1.0
         if self._on_rows is not None and not overflow:
             scale = self._scale
@@ -154,7 +250,10 @@ class Cycle:
         if grams is not None and (bad := non_finite_rows(grams.sum(0), self.names)):
             return bad
         # Before the balancer is asked: what lies in .grad by now is all that steps without rows and task heads show.
-        return () if gradients_are_finite(self._written.values()) else self.names
+        finite = gradients_are_finite(self._written.values())
+        if self.ranks.several:
+            finite = everywhere(finite, self.ranks.group, self._losses.device)
+        return () if finite else self.names
 
     def _skipped(self) -> BalanceInfo:
         for leaf in self._written.values():

@@ -33,5 +33,9 @@ class StateError(GradBalanceError, RuntimeError):
     """Calls in an order that has no meaning, or a state_dict that does not fit."""
 
 
+class RanksError(GradBalanceError, RuntimeError):
+    """Processes that should train one model are set up in different ways, or out of step. Every rank raises it."""
+
+
 class MissingDependencyError(GradBalanceError, ImportError):
     """An optional package is not installed. The message names the command that installs it."""

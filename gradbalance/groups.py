@@ -103,6 +103,12 @@ def groups_of(balancers: Balancers, param_groups: Sequence[Mapping[str, Any]]) -
     )
 
 
+def plain_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """Parameters that require grad of groups with ``"balanced": False``, in their order."""
+    plain = (group["params"] for group in param_groups if group.get("balanced", True) is False)
+    return [parameter for parameters in plain for parameter in parameters if parameter.requires_grad]
+
+
 def _balancer_of(balancers: Balancers, group: Mapping[str, Any], place: int) -> str | None:
     """The name of the balancer of a parameter group; None where its gradient is plain."""
     value = group.get("balanced", True)

@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 from gradbalance.balancer_state import check_classes, classes_of, loaded_states, states_of
 from gradbalance.cycle import Cycle, OnRows
+from gradbalance.distributed.agreement import agree
+from gradbalance.distributed.ranks import RanksLike, as_ranks, resolved
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.gradients.collect import Collector, check_collector
 from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
 from gradbalance.gradients.record import Recording
-from gradbalance.groups import Balancers, by_name, check_balancers, check_param_groups, groups_of
+from gradbalance.groups import (
+    Balancers,
+    by_name,
+    check_balancers,
+    check_param_groups,
+    groups_of,
+    plain_parameters,
+)
 from gradbalance.info import BalanceInfo
 from gradbalance.solve import count_step, needs_rows
 
@@ -115,6 +124,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         scaler: torch.amp.GradScaler | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         on_rows: OnRows | None = None,
+        ranks: RanksLike = None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, BalancedOptimizer):
             raise InvalidArgumentError(
@@ -139,6 +149,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
         self._scaler = scaler
         self._skip = on_nonfinite == "skip"
         self._on_rows = on_rows
+        self._ranks = as_ranks(ranks)
+        # Checked once, in the first cycle and the first without rows; again after a state was loaded.
+        self._agreed = self._verified = False
         self._names: tuple[str, ...] | None = None
         self._cycle: Cycle | None = None
         self._recording = None if module is None or collector == "passes" else _record_when_due(self, module)
@@ -179,8 +192,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
             StateError: The cycle was balanced already.
             InvalidArgumentError: Losses of a wrong form, or other objectives than before.
             NonFiniteError: A loss is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
-                micro-batch leaves no trace.
+                micro-batch leaves no trace. On several ranks :meth:`balance` raises it instead, on all of them.
             CollectorError: Rows cannot be collected. The cycle is dropped.
+            RanksError: The ranks are not set up alike, or ``ranks`` was not given; in the first cycle, on all ranks.
         """
         if self._cycle is not None and self._cycle.info is not None:
             raise StateError(
@@ -192,21 +206,39 @@ class BalancedOptimizer(torch.optim.Optimizer):
         names = self._names if self._cycle is None else self._cycle.names
         if names is not None:
             objectives = objectives.aligned(names)
-        if self._scaler is None and not self._skip and (self.needs_rows or objectives.values.device.type == "cpu"):
+        cycle = self._cycle or self._new_cycle(objectives)
+        objectives = objectives.aligned(cycle.names)
+        # Several ranks look at losses together, when the cycle ends: none may leave the others waiting.
+        looks = self._scaler is None and not self._skip and not cycle.ranks.several
+        if looks and (self.needs_rows or objectives.values.device.type == "cpu"):
             objectives.require_finite(extra_loss)
         # Dropped if add() fails: rows half-way are neither those of before nor those of after.
-        cycle, self._cycle = self._cycle or self._new_cycle(objectives), None
+        self._cycle = None
         cycle.add(objectives, extra_loss, check=self._check)
         self._cycle = cycle
 
     def _new_cycle(self, objectives: Objectives) -> Cycle:
+        groups = groups_of(self.balancer, self.param_groups)
+        plain = plain_parameters(self.param_groups)
+        trained = [*(parameter for group in groups for parameter in group.parameters), *plain]
+        ranks = resolved(self._ranks, trained)
+        if ranks.several and not self._agreed:
+            facts = {
+                "balancers": classes_of(self.balancer),
+                "rows are due": [needs_rows(group.balancer) for group in groups],
+                "states of the balancers": repr(states_of(self.balancer)),
+            }
+            objectives = objectives.aligned(agree(objectives.names, trained, facts, ranks))
+            self._agreed = True
         return Cycle(
             objectives,
-            groups_of(self.balancer, self.param_groups),
+            groups,
             collector=self._collector,
             scaler=self._scaler,
             skip=self._skip,
             on_rows=self._on_rows,
+            plain=plain,
+            ranks=ranks,
         )
 
     def balance(self) -> BalanceInfo:
@@ -223,11 +255,14 @@ class BalancedOptimizer(torch.optim.Optimizer):
             StateError: No backward in this cycle.
             NonFiniteError: A row is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
                 balanced gradient is not written, the balancer is untouched and the cycle stays open for ``zero_grad``.
+            RanksError: The ranks are out of step, or gradients were not reduced as ``ranks`` says.
         """
         if self._cycle is None:
             raise StateError("nothing to balance: call optimizer.backward(losses) first, instead of loss.backward().")
         if self._cycle.info is None:
-            self.skipped += bool(self._cycle.finish().skipped)
+            info = self._cycle.finish(verify=not self._verified)
+            self.skipped += bool(info.skipped)
+            self._verified = self._verified or not (info.gram is not None or info.skipped)
             self._names = self._cycle.names
             if self._recording is not None:
                 self._recording.remove()
@@ -318,6 +353,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
             self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "balancer"})
         self._names = None if saved["names"] is None else tuple(saved["names"])
         self.skipped = saved["skipped"]
+        self._agreed = self._verified = False
         self._drop_cycle()
 
     def __repr__(self) -> str:

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from gradbalance.cycle import Cycle
 from gradbalance.describe import describe
+from gradbalance.distributed.agreement import agree
+from gradbalance.distributed.ranks import Ranks, RanksLike, as_ranks, resolved
 from gradbalance.gradients.collect import Collector, check_collector, collect
 from gradbalance.gradients.graph import explore
-from gradbalance.gradients.losses import Losses, as_objectives, check_extra_loss
+from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
 from gradbalance.gradients.rows import Rows, balanced_parameters, require_finite_rows
+from gradbalance.groups import Group
 from gradbalance.info import BalanceInfo
 from gradbalance.solve import BalancerLike, cached_weights, count_step, needs_rows, solve
 
@@ -25,6 +29,7 @@ def backward(
     *,
     extra_loss: Tensor | None = None,
     collector: Collector = "auto",
+    ranks: RanksLike = None,
 ) -> BalanceInfo:
     """Add one balanced gradient of several losses to ``.grad``: ``loss.backward()`` for more than one loss.
 
@@ -45,6 +50,9 @@ def backward(
         extra_loss: A scalar added outside the balancing to everything it reaches: KL terms, weight penalties.
         collector: ``"passes"`` (one backward pass per objective), ``"linear"`` (an AffineLoss of a forward under
             :func:`gradbalance.record`), or ``"auto"``.
+        ranks: How several processes train together: ``"average"``, ``"ddp"``, ``"fsdp"``, ``"alone"``, or
+            :class:`gradbalance.distributed.Ranks`. Has to be given where several ranks run. Each call then checks that
+            they are set up alike; :class:`~gradbalance.BalancedOptimizer` does so once.
 
     Returns:
         Weights, Gramian, cosines and more; see :class:`~gradbalance.BalanceInfo`.
@@ -54,6 +62,7 @@ def backward(
         NonFiniteError: A loss or a row is NaN or Inf; names the objectives. Nothing is written, the balancer is
             untouched. On cached steps losses are checked on the CPU only: elsewhere looking would stall the device.
         CollectorError: Rows cannot be collected.
+        RanksError: Several ranks that are not set up alike, or ``ranks`` was not given.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
@@ -66,6 +75,10 @@ def backward(
     objectives = as_objectives(losses)
     check_extra_loss(extra_loss)
     check_collector(collector)
+    team = resolved(as_ranks(ranks), balanced)
+    if team.several or team.mode == "fsdp":
+        return _on_ranks(objectives, balanced, balancer, extra_loss, collector, team)
+
     graph = explore(objectives.roots, extra_loss)
     refresh = needs_rows(balancer)
     if refresh or objectives.values.device.type == "cpu":
@@ -86,5 +99,34 @@ def backward(
         backward_scalarized(objectives, [(weights, balanced)], graph, extra_loss)
 
     info = describe(objectives.names, weights, objectives.values, objectives.active, balancer, gram, choice)
+    count_step(balancer)
+    return info
+
+
+def _on_ranks(
+    objectives: Objectives,
+    balanced: tuple[Tensor, ...],
+    balancer: BalancerLike,
+    extra_loss: Tensor | None,
+    collector: Collector,
+    ranks: Ranks,
+) -> BalanceInfo:
+    """The same road with a meeting of the ranks before rows are combined: a cycle of one micro-batch."""
+    if ranks.several:
+        objectives = objectives.aligned(
+            agree(objectives.names, balanced, {"rows are due": needs_rows(balancer)}, ranks)
+        )
+    cycle = Cycle(
+        objectives,
+        [Group("", balancer, balanced)],
+        collector=collector,
+        scaler=None,
+        skip=False,
+        on_rows=None,
+        plain=(),
+        ranks=ranks,
+    )
+    cycle.add(objectives, extra_loss, check=True)
+    info = cycle.finish(verify=True)
     count_step(balancer)
     return info

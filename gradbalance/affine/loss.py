@@ -138,6 +138,7 @@ class AffineLoss:
         center: bool = False,
         batch_size: int | None = None,
         names: Sequence[str] | None = None,
+        world_size: int = 1,
     ) -> AffineLoss:
         """The DiffusionNFT form: objective_k averages ``r * positive + (1 - r) * negative`` over its defined samples.
 
@@ -159,8 +160,10 @@ class AffineLoss:
             counts: K numbers n_k: defined samples of the whole cycle, over micro-batches and ranks. None: this batch's
                 own.
             center: Keep the shared part out of the objectives.
-            batch_size: Samples in the whole cycle, for ``common``. None: B.
+            batch_size: Samples in the whole cycle, over micro-batches and ranks, for ``common``. None: B of each rank.
             names: K names.
+            world_size: Over how many ranks losses are averaged: with ``counts`` and ``batch_size`` of all ranks, sums
+                over this rank's samples are multiplied by it, so that the mean over ranks is the mean over samples.
 
         Values are checked where ``r`` lives, in one reduction: with ``r`` and ``mask`` on the CPU no device is
         synchronized.
@@ -189,13 +192,16 @@ class AffineLoss:
                 f"{len(positive)}, found {batch_size}."
             )
         dtype = torch.promote_types(positive.dtype, torch.float32)
+        _check_world_size(world_size, counts)
         coefficients, active = interpolation_coefficients(r, mask, counts, len(positive), dtype, names)
+        coefficients = coefficients * world_size
         if not center:
             return cls(torch.stack([positive, negative]), coefficients, names, active=active)
         difference = (positive - negative)[None]
         # m r/n - m (1-r)/n is twice m (r - 1/2)/n.
         centered = (coefficients[:, :1] - coefficients[:, 1:]) / 2
-        common = (positive.to(dtype) + negative.to(dtype)).sum() / (2 * (batch_size or len(positive)))
+        ranks = 1 if batch_size is None else world_size
+        common = (positive.to(dtype) + negative.to(dtype)).sum() * ranks / (2 * (batch_size or len(positive)))
         return cls(difference, centered, names, active=active, common=common)
 
     @classmethod
@@ -206,6 +212,7 @@ class AffineLoss:
         mask: Tensor | None = None,
         counts: Tensor | Sequence[float] | None = None,
         names: Sequence[str] | None = None,
+        world_size: int = 1,
     ) -> AffineLoss:
         """Policy-gradient form: objective_k is the mean over its defined samples of ``advantages[i, k] * terms[i]``.
 
@@ -215,8 +222,9 @@ class AffineLoss:
             terms: [B] terms, differentiable, for example minus the log-probability of a sequence.
             advantages: [B, K] numbers. May be anything, NaN included, where ``mask`` is False.
             mask: bool [B, K]; None: True everywhere.
-            counts: K numbers n_k of the whole cycle; None: this batch's own.
+            counts: K numbers n_k of the whole cycle, over micro-batches and ranks; None: this batch's own.
             names: K names.
+            world_size: Over how many ranks losses are averaged; see :meth:`interpolate`.
 
         Raises:
             InvalidArgumentError: Wrong shapes or dtypes, counts below this batch's own.
@@ -228,12 +236,23 @@ class AffineLoss:
         if terms.dim() != 1:
             raise InvalidArgumentError(f"terms must have shape [B], one number per sample, found {_describe(terms)}.")
         dtype = torch.promote_types(terms.dtype, torch.float32)
+        _check_world_size(world_size, counts)
         coefficients, active = linear_coefficients(advantages, mask, counts, len(terms), dtype, names)
-        return cls(terms[None], coefficients, names, active=active)
+        return cls(terms[None], coefficients * world_size, names, active=active)
 
     def __repr__(self) -> str:
         objectives, terms, batch = self.coefficients.shape
         return f"AffineLoss(K={objectives}, M={terms}, B={batch}, names={self.names})"
+
+
+def _check_world_size(world_size: int, counts: Tensor | Sequence[float] | None) -> None:
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise InvalidArgumentError(f"world_size must be a number of ranks, at least 1, found {world_size!r}.")
+    if world_size > 1 and counts is None:
+        raise InvalidArgumentError(
+            f"counts must be those of all ranks with world_size = {world_size}, found None: pass "
+            "counts=gradbalance.distributed.global_counts(mask)."
+        )
 
 
 def _describe(tensor: Tensor) -> str:

@@ -12,7 +12,6 @@ from gradbalance.gradients.graph import Graph
 from gradbalance.gradients.linear import check_row, collect_linear, parameter_name
 from gradbalance.gradients.losses import Objectives
 from gradbalance.gradients.passes import collect_by_passes
-from gradbalance.gradients.ranks import require_one_rank
 from gradbalance.gradients.record import resumed
 from gradbalance.gradients.rows import Rows
 
@@ -37,10 +36,8 @@ def collect(objectives: Objectives, rows: Rows, graph: Graph, *, collector: Coll
         check: Compare one row of `linear` with a backward pass; ``rows`` must be fresh.
 
     Raises:
-        CollectorError: ``"linear"`` cannot, no balanced parameter is reached, the check found a difference, or there
-            are several ranks.
+        CollectorError: ``"linear"`` cannot, no balanced parameter is reached, or the check found a difference.
     """
-    require_one_rank()
     graph.require_any(rows.parameters)
     choice = choose(objectives, rows.parameters, graph, collector)
     if choice.collector == "passes":

@@ -155,6 +155,11 @@ def check_extra_loss(extra_loss: Tensor | None) -> None:
         _check_scalar("extra_loss", extra_loss)
 
 
+def plus(loss: Tensor, extra_loss: Tensor | None) -> Tensor:
+    """The sum of two scalars, on the device of the first; the first alone where there is no second."""
+    return loss if extra_loss is None else loss + extra_loss.reshape(()).to(loss.device)
+
+
 def _check_scalar(name: object, loss: object) -> None:
     if not isinstance(name, str):
         raise InvalidArgumentError(f"names of losses must be strings, found {name!r}.")

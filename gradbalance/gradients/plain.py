@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradbalance.gradients.graph import Graph
-from gradbalance.gradients.losses import Objectives
+from gradbalance.gradients.losses import Objectives, plus
 from gradbalance.gradients.passes import explained, gradients
 from gradbalance.gradients.record import resumed
 from gradbalance.gradients.rows import accumulate
@@ -78,9 +78,5 @@ def backward_scalarized(
     with resumed(graph.recordings), explained("the losses"):
         for done, (numbers, leaves) in enumerate(passes.items(), start=1):
             weights = torch.tensor(numbers, dtype=torch.float64)
-            loss = _plus(objectives.scalarize(weights), extra_loss)
+            loss = plus(objectives.scalarize(weights), extra_loss)
             torch.autograd.backward(loss, inputs=leaves if len(passes) > 1 else None, retain_graph=done < len(passes))
-
-
-def _plus(loss: Tensor, extra_loss: Tensor | None) -> Tensor:
-    return loss if extra_loss is None else loss + extra_loss.reshape(()).to(loss.device)

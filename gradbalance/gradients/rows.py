@@ -15,7 +15,8 @@ class Rows:
     """K x P gradients in one flat buffer per device and group of parameters.
 
     Each block is [K, P_block], float64 if any of its parameters is float64 and float32 otherwise, whatever the
-    parameters' own dtype: sums over micro-batches and samples keep float32 accuracy for bf16 and fp16 models.
+    parameters' own dtype: sums over micro-batches and samples keep float32 accuracy for bf16 and fp16 models. Of a
+    sharded parameter (DTensor) the columns are those of this rank's shard.
 
     Args:
         parameters: Distinct leaf tensors that require grad.
@@ -27,6 +28,8 @@ class Rows:
         parameters: As given.
         reached: Places of the parameters that some gradient reached.
         blocks: The buffers.
+        groups: The group of each block.
+        members: Places of the parameters side by side in each block.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> rows = Rows([weight], objectives=2)
@@ -47,10 +50,10 @@ class Rows:
             members.setdefault((groups[j] if groups else 0, parameter.device), []).append(j)
         self.blocks: list[Tensor] = []
         self._views: dict[int, Tensor] = {}
-        self._groups = [group for group, _ in members]
-        self._members = list(members.values())
+        self.groups = [group for group, _ in members]
+        self.members = list(members.values())
         for (_, device), indices in members.items():
-            sizes = [self.parameters[j].numel() for j in indices]
+            sizes = [local(self.parameters[j]).numel() for j in indices]
             wide = any(self.parameters[j].dtype == torch.float64 for j in indices)
             block = torch.zeros(objectives, sum(sizes), device=device, dtype=torch.float64 if wide else torch.float32)
             self.blocks.append(block)
@@ -72,8 +75,7 @@ class Rows:
         for j, gradient in enumerate(gradients):
             if gradient is not None:
                 self.reached.add(j)
-                dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-                self._views[j][objective].add_(dense.reshape(-1))
+                self._views[j][objective].add_(flat(gradient))
 
     def row(self, objective: int) -> list[Tensor]:
         """Row ``objective`` as flat views, one per parameter."""
@@ -81,7 +83,11 @@ class Rows:
 
     def gramian(self, group: int = 0) -> Tensor:
         """``rows @ rows.T`` over the blocks of a group: float64 [K, K] on the CPU. One host transfer per block."""
-        return gramian([block for block, its in zip(self.blocks, self._groups, strict=True) if its == group])
+        return gramian([block for block, its in zip(self.blocks, self.groups, strict=True) if its == group])
+
+    def gramians(self) -> Tensor:
+        """:meth:`gramian` of each group, [G, K, K]. Their sum is that of whole rows."""
+        return torch.stack([self.gramian(group) for group in range(max(self.groups) + 1)])
 
     def add_to_grad(self, *weights: Tensor) -> None:
         """Add ``sum_k weights_k * row_k`` to ``.grad``, with weights [K] for each group.
@@ -89,23 +95,57 @@ class Rows:
         A new ``.grad`` has the dtype, shape and strides of its parameter. Parameters that no loss reached keep theirs
         untouched: None stays None, so that weight decay and momentum leave them alone, as after ``loss.backward()``.
         """
-        for block, group, indices in zip(self.blocks, self._groups, self._members, strict=True):
+        for block, group, indices in zip(self.blocks, self.groups, self.members, strict=True):
             with torch.autocast(block.device.type, enabled=False):
                 combined = weights[group].to(block) @ block
-            parts = torch.split(combined, [self.parameters[j].numel() for j in indices])
-            for j, part in zip(indices, parts, strict=True):
+            for j, part in zip(indices, parts(combined, [self.parameters[j] for j in indices]), strict=True):
                 if j in self.reached:
-                    accumulate(self.parameters[j], part.view(self.parameters[j].shape))
+                    accumulate(self.parameters[j], part)
+
+
+def parts(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """A flat vector over parameters side by side as one tensor for each, in its shape (that of this rank's shard)."""
+    own = [local(parameter) for parameter in parameters]
+    pieces = torch.split(vector, [tensor.numel() for tensor in own])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, own, strict=True)]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Does each rank hold a part of it, as a DTensor? Importing that class takes time that most processes can save."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard of a sharded tensor that this rank holds, sharing its memory; another tensor as it is."""
+    if not is_sharded(tensor):
+        return tensor
+    shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return shard
+
+
+def flat(gradient: Tensor) -> Tensor:
+    """A gradient, this rank's part of it if it is sharded, as one dense dimension."""
+    own = local(gradient.detach())
+    return (own.to_dense() if own.layout != torch.strided else own).reshape(-1)
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to ``parameter.grad`` as ``backward()`` would; a new one has the parameter's dtype and strides."""
+    """Add to ``parameter.grad`` as ``backward()`` would; a new one has the parameter's dtype and strides.
+
+    For a sharded parameter ``gradient`` is that of this rank's shard.
+    """
     if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        replace(parameter, gradient)
     else:
         # detach: with create_graph elsewhere .grad may itself be part of a graph.
         parameter.grad = parameter.grad.detach()
-        parameter.grad.add_(gradient)
+        local(parameter.grad).add_(gradient)
+
+
+def replace(parameter: Tensor, gradient: Tensor) -> None:
+    """Make ``gradient`` the ``.grad`` of ``parameter``, in memory of its own with the parameter's dtype and strides."""
+    parameter.grad = torch.empty_like(parameter, requires_grad=False)
+    local(parameter.grad).copy_(gradient)
 
 
 def require_finite_rows(gram: Tensor, names: Sequence[str]) -> None:
@@ -135,7 +175,7 @@ def gradients_are_finite(parameters: Iterable[Tensor]) -> bool:
     answers: dict[torch.device, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = parameter.grad.detach()
+            gradient = local(parameter.grad.detach())
             values = gradient.coalesce().values() if gradient.is_sparse else gradient
             answers.setdefault(gradient.device, []).append(torch.isfinite(values).all())
     return all(bool(torch.stack(found).all()) for found in answers.values())

@@ -24,6 +24,7 @@ from gradbalance import (
     Mean,
     NashMTL,
     NonFiniteError,
+    RanksError,
     backward,
     min_norm,
     nash,
@@ -269,17 +270,15 @@ def test_float16_parameters_under_a_scaler_are_not_scaled_in_silence() -> None:
 
 
 @pytest.mark.parametrize("make", [Mean, MGDA])
-def test_rows_of_one_rank_of_several_are_refused(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_and_nothing_said_is_refused(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 2)
     weight = nn.Parameter(torch.ones(2))
     losses = {"a": weight.sum(), "b": weight.prod()}
-    if make is Mean:  # an ordinary backward pass, which data-parallel wrappers reduce
-        assert not backward(losses, [weight], make()).refreshed
-        return
-    with pytest.raises(CollectorError, match="process group of 2"):
+    with pytest.raises(RanksError, match=r"found 2 ranks and none given.*ranks='ddp'"):
         backward(losses, [weight], make())
     assert weight.grad is None
+    assert backward(losses, [weight], make(), ranks="alone").losses == {"a": 2.0, "b": 1.0}
 
 
 # --- objectives that starve, states, and use
