@@ -75,9 +75,8 @@ class PendingRewards:
         """
         if self._table is None:
             found = {name: self._column(name, future) for name, future in self._futures.items()}
-            values = torch.stack([column for column, _ in found.values()], dim=1)
-            errors = {name: lost for name, (_, lost) in found.items()}
-            self._table = RewardTable(tuple(found), values, ~values.isnan(), errors)
+            values, lost = (torch.stack(columns, dim=1) for columns in zip(*found.values(), strict=True))
+            self._table = RewardTable(tuple(found), values, ~values.isnan(), lost)
         return self._table
 
     def check(self) -> bool:
@@ -91,8 +90,8 @@ class PendingRewards:
                 self._column(name, future)
         return all(future.done() for future in self._futures.values())
 
-    def _column(self, name: str, future: Future[Any]) -> tuple[Tensor, int]:
-        """Scores of one reward, and how many of them were lost."""
+    def _column(self, name: str, future: Future[Any]) -> tuple[Tensor, Tensor]:
+        """Scores of one reward, and which of them were lost."""
         size = len(self._prompts)
         where = f"on batch {self._batch} of {size} samples"
         try:
@@ -107,18 +106,18 @@ class PendingRewards:
                 remedy = ' Repair it, or build the RewardSet with on_error="mask" to go on without these scores.'
                 raise RewardError(message + remedy, name, self._batch) from error
             warnings.warn(f"{message} Its scores for this batch are masked.", RuntimeWarning, stacklevel=3)
-            return torch.full((size,), float("nan"), dtype=torch.float64), size
+            return torch.full((size,), float("nan"), dtype=torch.float64), torch.ones(size, dtype=torch.bool)
         column = check_scores(name, returned, size)
-        lost = lost_scores(returned)
-        if lost:
-            first = min(lost)
+        reasons = lost_scores(returned)
+        if reasons:
+            first = min(reasons)
             warnings.warn(
-                f"Reward {name!r} lost the scores of {len(lost)} samples {where}, which are masked. The first is "
-                f"sample {first} with the prompt {self._prompts[first]!r}: {lost[first]}",
+                f"Reward {name!r} lost the scores of {len(reasons)} samples {where}, which are masked. The first is "
+                f"sample {first} with the prompt {self._prompts[first]!r}: {reasons[first]}",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return column, len(lost)
+        return column, torch.tensor([i in reasons for i in range(size)])
 
 
 class RewardSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,14 +20,18 @@ class RewardTable:
         names: K reward names.
         values: ``[B, K]`` float64 on the CPU, NaN where a reward is missing.
         mask: ``[B, K]`` bool, where a reward is defined.
-        errors: By reward name, samples whose score was lost and is masked: those of calls that failed or timed out, and
-            those that a reward gave up itself (:class:`LostScore`).
+        lost: ``[B, K]`` bool, where a score was lost: all samples of a call that failed or timed out, and those that a
+            reward gave up itself (:class:`LostScore`). Left out: nowhere.
     """
 
     names: tuple[str, ...]
     values: Tensor
     mask: Tensor
-    errors: Mapping[str, int] = field(default_factory=dict)
+    lost: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        if not self.lost.numel():
+            object.__setattr__(self, "lost", torch.zeros_like(self.mask))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -42,8 +46,7 @@ class RewardTable:
         if unknown:
             raise InvalidArgumentError(f"`names` must be among {list(self.names)}. Found {unknown}.")
         columns = [self.names.index(name) for name in names]
-        errors = {name: self.errors.get(name, 0) for name in names}
-        return RewardTable(tuple(names), self.values[:, columns], self.mask[:, columns], errors)
+        return RewardTable(tuple(names), self.values[:, columns], self.mask[:, columns], self.lost[:, columns])
 
     def means(self) -> dict[str, float]:
         """Mean of each reward over the samples for which it is defined; NaN where there is none."""
@@ -59,9 +62,14 @@ class RewardTable:
         """For how many samples each reward is defined."""
         return dict(zip(self.names, self.mask.sum(dim=0).tolist(), strict=True))
 
+    @property
+    def errors(self) -> dict[str, int]:
+        """For how many samples the score of each reward was lost."""
+        return dict(zip(self.names, self.lost.sum(dim=0).tolist(), strict=True))
+
     @classmethod
     def concatenate(cls, tables: Sequence[RewardTable]) -> RewardTable:
-        """The tables of several batches as one; errors add up.
+        """The tables of several batches as one.
 
         Raises:
             InvalidArgumentError: No table, or tables of different rewards.
@@ -74,5 +82,5 @@ class RewardTable:
             names=tables[0].names,
             values=torch.cat([table.values for table in tables]),
             mask=torch.cat([table.mask for table in tables]),
-            errors={name: sum(table.errors.get(name, 0) for table in tables) for name in tables[0].names},
+            lost=torch.cat([table.lost for table in tables]),
         )

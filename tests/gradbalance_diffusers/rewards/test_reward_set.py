@@ -180,6 +180,7 @@ def test_lost_scores_are_masked_and_counted(on_error: Any) -> None:
         table = rewards(IMAGES, PROMPTS)
     assert table.mask[:, 0].tolist() == [True, False, False]
     assert table.errors == {"remote": 1, "ok": 0}
+    assert table.lost.tolist() == [[False, False], [True, False], [False, False]]
     assert table.counts() == {"remote": 1, "ok": 3}
 
 
@@ -331,13 +332,14 @@ def test_bad_sets(rewards: Any, options: dict[str, Any], message: str) -> None:
 class TestTable:
     def table(self) -> RewardTable:
         values = torch.tensor([[1.0, math.nan], [3.0, math.nan]], dtype=torch.float64)
-        return RewardTable(("x", "y"), values, ~values.isnan(), {"x": 0, "y": 2})
+        return RewardTable(("x", "y"), values, ~values.isnan(), torch.tensor([[False, True], [False, True]]))
 
     def test_select(self) -> None:
         chosen = self.table().select(["y"])
         assert chosen.names == ("y",)
         assert chosen.mask.tolist() == [[False], [False]]
         assert chosen.errors == {"y": 2}
+        assert chosen.lost.all()
         assert self.table().select(["y", "x"]).values[:, 1].tolist() == [1.0, 3.0]
         with pytest.raises(InvalidArgumentError, match="'z'"):
             self.table().select(["z"])
