@@ -21,6 +21,8 @@ from gradbalance_diffusers.assembly import (
     training_prompts,
 )
 from gradbalance_diffusers.cli import parse_arguments
+from gradbalance_diffusers.estimate import estimate_table, present_gpu
+from gradbalance_diffusers.model_shapes import shapes_of
 from gradbalance_diffusers.run_folder import RunFolder
 from gradbalance_diffusers.trainer import NFTTrainer
 
@@ -35,6 +37,7 @@ def main() -> None:
     with RunFolder(config.run.folder, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
         folder.write_config(config)
         policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
+        print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu()))
         trainer = NFTTrainer(
             config,
             policy=policy,
