@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections import Counter
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from gradbalance_diffusers.report import headline, write_report
 from gradbalance_diffusers.report_data import read_run, running_mean, thinned
 from gradbalance_diffusers.report_pictures import cases
 from gradbalance_diffusers.run_folder import RunFolder
+from html_page import parse
 
 NAMES = ["saturation", "contrast", "background", "ocr", "geneval"]
 START = {"saturation": 0.31, "contrast": 0.42, "background": 0.55, "ocr": 0.56, "geneval": 0.74}
@@ -114,38 +114,6 @@ def evaluate(folder, config, epoch, epochs, rng):
 
 def facts(values):
     return {"mean": float(np.mean(values)), "se": float(np.std(values, ddof=1) / len(values) ** 0.5), "n": len(values)}
-
-
-class Balanced(HTMLParser):
-    """Fails on tags that do not close, and collects what a page refers to."""
-
-    VOID = frozenset({"meta", "img", "br", "link", "line", "circle", "path"})
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.links, self.text = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.links += [value for key, value in attrs if key in ("src", "href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.links += [value for key, value in attrs if key in ("src", "href")]
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def parse(path):
-    page = Balanced()
-    page.feed(path.read_text("utf-8"))
-    assert page.open == []
-    return page
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
     Args:
         arguments: Words of the command line; None takes those of the program.
 
-    >>> arguments = parse_arguments(["base", "cfg=base@4.5", "--steps", "4", "--metrics", "ocr"])
+    >>> arguments = parse_arguments(["--preset", "tiny", "base", "cfg=base@4.5", "--steps", "4", "--metrics", "ocr"])
     >>> arguments.names, arguments.sampling.steps, [metric.name for metric in arguments.metrics]
     (['base', 'cfg'], 4, ['ocr'])
     """

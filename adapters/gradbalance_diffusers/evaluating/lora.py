@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradbalance.errors import InvalidArgumentError
 
@@ -20,7 +20,7 @@ from ..checkpoint import latest_checkpoint, load_checkpoint
 from .specs import ModelSpec
 
 ADAPTER = "evaluated"
-_COMPONENTS = ("transformer", "text_encoder", "text_encoder_2")
+_PREFIX = "transformer."
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,6 @@ class LoRAWeights:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    def has_text_encoders(self) -> bool:
-        """Whether it changes a text encoder too."""
-        return any(name.startswith("text_encoder") for name in self.tensors)
 
 
 def read_lora(spec: ModelSpec) -> LoRAWeights | None:
@@ -158,11 +154,18 @@ def _check(lora: LoRAWeights) -> None:
     """The tensors alone tell whether they can have an effect at all."""
     if not lora.tensors:
         raise InvalidArgumentError(f"The LoRA {lora.source} must hold tensors. Found none: it is empty.")
-    foreign = [name for name in lora.tensors if name.split(".")[0] not in _COMPONENTS]
+    texts = [name for name in lora.tensors if name.startswith("text_encoder")]
+    if texts:
+        # transformers 5 loads adapters into its models with peft >= 0.22 only, which is not released.
+        raise InvalidArgumentError(
+            f"The LoRA {lora.source} must change the transformer only. Found {len(texts)} tensors for text encoders, "
+            f"such as {texts[0]!r}, which today's transformers and peft cannot load together. Take a file without them."
+        )
+    foreign = [name for name in lora.tensors if not name.startswith(_PREFIX)]
     if foreign:
         raise InvalidArgumentError(
-            f"The LoRA {lora.source} must name its tensors {', '.join(f'{c}.…' for c in _COMPONENTS)}. Found "
-            f"{foreign[0]!r} ({len(foreign)} such). It is for another kind of model, or in another format."
+            f"The LoRA {lora.source} must name its tensors {_PREFIX}…. Found {foreign[0]!r} ({len(foreign)} such). It "
+            "is for another kind of model, or in another format."
         )
     broken = [name for name, tensor in lora.tensors.items() if not bool(torch.isfinite(tensor).all())]
     if broken:
@@ -172,32 +175,18 @@ def _check(lora: LoRAWeights) -> None:
 
 
 def _load(pipeline: StableDiffusion3Pipeline, lora: LoRAWeights) -> None:
-    """Put the tensors into the pipeline: ``load_lora_weights``, which takes no metadata with tensors, step by step."""
-    if any(name.startswith("transformer.") for name in lora.tensors):
-        pipeline.load_lora_into_transformer(
-            dict(lora.tensors), pipeline.transformer, adapter_name=ADAPTER, metadata=lora.metadata, _pipeline=pipeline
-        )
-    for component in _COMPONENTS[1:]:
-        if any(name.startswith(f"{component}.") for name in lora.tensors):
-            pipeline.load_lora_into_text_encoder(
-                dict(lora.tensors),
-                network_alphas=None,
-                text_encoder=getattr(pipeline, component),
-                prefix=component,
-                adapter_name=ADAPTER,
-                metadata=lora.metadata,
-                _pipeline=pipeline,
-            )
+    """Put the tensors into the transformer, as ``load_lora_weights`` does, which takes no metadata with tensors."""
+    pipeline.load_lora_into_transformer(
+        dict(lora.tensors), pipeline.transformer, adapter_name=ADAPTER, metadata=lora.metadata, _pipeline=pipeline
+    )
 
 
 @torch.no_grad()
 def _check_loaded(pipeline: StableDiffusion3Pipeline, lora: LoRAWeights) -> None:
     """Every tensor has found its layer, and is there in the precision of the file."""
     places = {
-        f"{component}.{name.replace(f'.{ADAPTER}.', '.')}": parameter
-        for component in _COMPONENTS
-        if isinstance(module := getattr(pipeline, component), nn.Module)
-        for name, parameter in module.named_parameters()
+        f"{_PREFIX}{name.replace(f'.{ADAPTER}.', '.')}": parameter
+        for name, parameter in pipeline.transformer.named_parameters()
         if f".{ADAPTER}." in name
     }
     factors = {name: tensor for name, tensor in lora.tensors.items() if ".lora_A." in name or ".lora_B." in name}

@@ -59,10 +59,10 @@ def score(
         todo = {name: _unscored(folder, name, metric.name, batch_size, len(prompts)) for name in names}
         if any(todo.values()):
             lost[metric.name] = _score_with(metric, folder, prompts, todo)
-        # The model of this metric goes before that of the next one comes.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            # The model of this metric goes before that of the next one comes.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     return lost
 
 

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradbalance_diffusers.config import Config, load_config
+from gradbalance_diffusers.evaluating.cli import parse_arguments
+from gradbalance_diffusers.evaluating.generate import Sampling
+from gradbalance_diffusers.evaluating.specs import ModelSpec
+from gradbalance_diffusers.sections import RewardConfig
+
+
+def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        parse_arguments(words)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_brings_its_model_prompts_and_solver(trained_run: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = parse_arguments(["base", f"marble={trained_run}"])
+    config = Config.from_yaml((trained_run / "config.yaml").read_text())
+    assert arguments.base == config.model
+    assert arguments.sampling == Sampling.from_config(config)
+    assert arguments.metrics == config.rewards
+    assert (arguments.samples, arguments.batch_size) == (1, config.sampling.batch_size)
+    assert [p.source for p in arguments.prompts()] == ["general"] * 3 + ["ocr"] * 3
+    assert arguments.specs() == [ModelSpec("base", "base"), ModelSpec("marble", "run", str(trained_run))]
+    assert arguments.steps == ("generate", "score", "report")
+    assert str(trained_run / "config.yaml") in capsys.readouterr().out
+
+
+def test_a_checkpoint_brings_those_of_its_run(trained_run: Path) -> None:
+    arguments = parse_arguments([str(trained_run / "checkpoints" / "step-000003")])
+    assert arguments.base.height == 16
+
+
+def test_a_preset_comes_before_the_run(trained_run: Path) -> None:
+    arguments = parse_arguments(["--preset", "sd35-medium", str(trained_run)])
+    assert arguments.base == load_config("sd35-medium").model
+
+
+def test_without_either_the_tiny_model_is_taken_and_said(capsys: pytest.CaptureFixture) -> None:
+    assert parse_arguments(["base"]).base.path == "tiny"
+    assert "--preset sd35-medium" in capsys.readouterr().out
+
+
+def test_options_replace_values(tmp_path: Path) -> None:
+    words = "--preset tiny base --model some/model --dtype bfloat16 --device cuda:1 --steps 7 --solver dpm++2m"
+    words += " --guidance 4.5 --batch-size 3 --samples 4 --metrics ocr,geneval,pickscore --set model.load_t5=true"
+    words += f" --prompts ocr={tmp_path / 'signs.txt'} --prompts-per-source all --output out"
+    arguments = parse_arguments(words.split())
+    base, sampling = arguments.base, arguments.sampling
+    assert (base.path, base.dtype, base.device, base.load_t5) == ("some/model", "bfloat16", "cuda:1", True)
+    assert (sampling.steps, sampling.solver, sampling.guidance_scale) == (7, "dpm++2m", 4.5)
+    assert (arguments.batch_size, arguments.samples, arguments.prompts_per_source) == (3, 4, None)
+    assert arguments.sources == {"ocr": str(tmp_path / "signs.txt")}
+    # A metric of the configuration keeps its options; any other is a reward by its own name.
+    assert [metric.scorer for metric in arguments.metrics] == ["ocr", "geneval_geometry", "pickscore"]
+    assert arguments.output == Path("out")
+    (tmp_path / "signs.txt").write_text('a "1"\na "2"\n')
+    assert [prompt.text for prompt in arguments.prompts()] == ['a "1"', 'a "2"']
+
+
+def test_metrics_of_the_configuration_come_before_the_rewards() -> None:
+    arguments = parse_arguments(
+        ["--preset=tiny", "base", "--set", "evaluation.metrics=[ocr, {name: g, kind: geneval}]"]
+    )
+    assert arguments.metrics == [RewardConfig(name="ocr"), RewardConfig(name="g", kind="geneval")]
+
+
+def test_scoring_and_reporting_take_names_or_nothing() -> None:
+    assert parse_arguments(["--only", "score"]).names == []
+    again = parse_arguments(["--only", "report", "base", "gone=runs/elsewhere"])
+    assert (again.steps, again.names) == (("report",), ["base", "gone"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "Name at least one model"),
+        (["nowhere"], "no such folder or file"),
+        (["base", "base"], "Found ['base'] twice"),
+        (["base", "--guidance", "0.5"], "--guidance must be at least 1"),
+        (["base", "--samples", "0"], "--samples must be at least 1"),
+        (["base", "--prompts-per-source", "some"], "a whole number >= 1 or 'all'"),
+        (["base", "--prompts", "ocr"], "--prompts must look like"),
+        (["base", "--set", "model.hight=4"], "Did you mean `model.height`"),
+        (["base", "--steps", "0"], "`evaluation.steps` must be"),
+    ],
+)
+def test_mistakes_are_told(words: list[str], expected: str, capsys: pytest.CaptureFixture) -> None:
+    assert expected in refused(capsys, "--preset=tiny", *words)
