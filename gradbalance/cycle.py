@@ -172,28 +172,28 @@ class Cycle:
         rows, ranks = self._rows, self.ranks
         inside = {id(parameter) for parameter in (*self._parameters, *self._plain)}
         outside = [leaf for key, leaf in self._written.items() if key not in inside]
-        leaves = [*self._parameters, *self._plain, *outside]
+        leaves = [*self._parameters, *self._plain]
         reached = rows.reached if isinstance(rows, Rows) else set()
         here = [leaf.grad is not None or j in reached for j, leaf in enumerate(leaves)]
         plain = any(parameter.grad is not None for parameter in self._parameters)
         due = [weights is None for weights in self._cached]
         facts = self.names, due, [tuple(leaf.shape) for leaf in outside]
         meeting = Meeting(self._losses, self._extra, self._active, here, plain, facts, ranks)
-        if rows is None and verify and ranks.mode == "average":
-            require_unequal_gradients(leaves, self._losses, ranks)
-        self._losses, self._active = meeting.losses, meeting.active
-        # An accelerator is not waited for on steps without rows.
-        if rows is not None or self._skip or self._losses.device.type == "cpu":
+        own, self._losses, self._active = self._losses, meeting.losses, meeting.active
+        # An accelerator is not waited for on steps without rows, unless there is something to be asked for.
+        if rows is not None or verify or self._skip or outside or own.device.type == "cpu":
             meeting.require_in_step()
             self._hear_of(tuple((*self.names, "extra_loss")[k] for k in meeting.bad))
             if self._spoiled:
                 return
         # Ranks that have all gradients need not ask what the others have.
         present = here if all(here) else meeting.present
-        written = [leaf for leaf, there in zip(leaves, present, strict=True) if there]
+        written = [leaf for leaf, there in zip(leaves, present, strict=True) if there] + outside
         self._written |= {id(leaf): leaf for leaf in written}
         if rows is None:
             if ranks.mode == "average":
+                if verify:
+                    require_unequal_gradients(written, own, ranks)
                 mean_gradients(written, ranks.group)
             elif verify and ranks.mode == "ddp":
                 require_equal_gradients(written, ranks)

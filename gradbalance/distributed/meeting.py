@@ -27,7 +27,7 @@ class Meeting:
         losses: [K] of this rank.
         extra: Scalar, the extra loss of this rank, or zero.
         active: bool [K].
-        present: For each of N leaves, does this rank have a gradient for it?
+        present: For each of N parameters, does this rank have a gradient for it? N is the same on every rank.
         plain: Lies a plain gradient on any balanced parameter?
         facts: What must be equal on all ranks in this cycle for the collectives that follow.
         ranks: That meet.
@@ -75,7 +75,7 @@ class Meeting:
 
     @property
     def present(self) -> list[bool]:
-        """For each of the N leaves: has any rank a gradient for it?"""
+        """For each of the N parameters: has any rank a gradient for it?"""
         return [value > 0 for value in self._host[2 * self._count + 4 :]]
 
     def require_in_step(self) -> None:

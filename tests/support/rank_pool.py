@@ -52,11 +52,16 @@ class RankPool:
         for _, connection in self._members:
             connection.send_bytes(job)
         answers, failures = [], []
-        for rank, (_, connection) in enumerate(self._members):
+        for rank, (process, connection) in enumerate(self._members):
             if not connection.poll(REPLY):
                 failures.append(f"rank {rank} did not answer within {REPLY:.0f} s")
                 continue
-            good, answer = pickle.loads(connection.recv_bytes())
+            try:
+                good, answer = pickle.loads(connection.recv_bytes())
+            except EOFError:
+                process.join()
+                failures.append(f"rank {rank} ended with exit code {process.exitcode}")
+                continue
             answers.append(answer)
             if not good:
                 failures.append(f"rank {rank}: {answer}")
