@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from gradbalance.errors import InvalidArgumentError
+
 from .config import Config, ModelConfig, RunConfig
 from .generator import MixedPrecision
 from .policy import SD3Policy
-from .prompts import Prompt, load_sources
+from .prompts import Prompt, load_sources, without_held_out
 from .rewards import RewardSet, make_reward
+from .rewards.geneval_request import read_request
 from .tiny import tiny_sd3_path
 
 
@@ -47,17 +50,33 @@ def load_policy(config: ModelConfig, *, seed: int, mixed_precision: MixedPrecisi
 
 
 def load_rewards(config: Config) -> RewardSet:
-    """The rewards of the configuration, scored in one thread beside the sampling."""
-    rewards = {reward.name: make_reward(reward.scorer, **reward.options) for reward in config.rewards}
-    return RewardSet(rewards, workers=1)
+    """The rewards of the configuration, scored in threads beside the sampling."""
+    return RewardSet(
+        {reward.name: make_reward(reward.scorer, **reward.options) for reward in config.rewards},
+        on_error={reward.name: reward.on_error for reward in config.rewards},
+        workers=config.run.reward_threads,
+        timeout=config.run.reward_timeout,
+    )
 
 
 def training_prompts(config: Config) -> dict[str, list[Prompt]]:
-    """Training prompts by source."""
-    return load_sources(config.prompts.sources, "train")
+    """Training prompts by source, without any that a file of held-out prompts has, whether it is evaluated or not."""
+    held_out = load_sources(config.evaluation.sources, "test")
+    return _checked(config, without_held_out(load_sources(config.prompts.sources, "train"), held_out))
 
 
 def evaluation_prompts(config: Config) -> list[Prompt]:
     """The first ``evaluation.prompts_per_source`` held-out prompts of each source, in a fixed order."""
     sources = load_sources(config.evaluation.sources, "test", limit=config.evaluation.prompts_per_source)
-    return [prompt for prompts in sources.values() for prompt in prompts]
+    return [prompt for prompts in _checked(config, sources).values() for prompt in prompts]
+
+
+def _checked(config: Config, sources: dict[str, list[Prompt]]) -> dict[str, list[Prompt]]:
+    """``sources``, after a look at whether GenEval's detector knows what they ask for: hours into a run is too late."""
+    if any(reward.scorer == "geneval" for reward in config.rewards):
+        for prompt in sources.get("geneval", []):
+            try:
+                read_request(prompt.metadata["include"], prompt.metadata.get("exclude"), prompt.metadata.get("tag"))
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"The GenEval prompt {prompt.text!r} cannot be scored: {error}") from None
+    return sources

@@ -66,6 +66,9 @@ _FREE_ON_RESUME = frozenset(
         "run.keep_checkpoints",
         "run.report_every",
         "run.threads",
+        "run.reward_threads",
+        "run.reward_timeout",
+        "run.trackers",
     }
 )
 
@@ -152,12 +155,14 @@ class Config(Section):
     def frozen_values(self) -> dict[str, Any]:
         """Dotted key to value of everything that a resumed run must share with the run it continues.
 
-        Left out: length, cadence and place of the run, the device and the number of threads, and the kind of a reward
-        that goes by its name. Values are as JSON gives them back (lists, no tuples), so they compare equal after a
-        round trip through a checkpoint.
+        Left out: length, cadence and place of the run, devices, the number of threads, what a failing reward does, and
+        the kind of a reward that goes by its name. Values are as JSON gives them back (lists, no tuples), so they
+        compare equal after a round trip through a checkpoint.
         """
         plain = json.loads(json.dumps(asdict(self)))
         for reward in plain["rewards"]:
+            del reward["on_error"]
+            reward["options"].pop("device", None)
             if reward["kind"] in (None, reward["name"]):
                 del reward["kind"]  # the same reward either way, also in checkpoints from before kinds were known
         return {key: value for key, value in _flatten(plain).items() if key not in _FREE_ON_RESUME}

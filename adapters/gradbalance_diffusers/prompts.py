@@ -1,23 +1,24 @@
-"""Prompts and where they come from: text files, JSON lines, or the packaged tiny task."""
+"""Prompts and where they come from: text files, JSON lines, the packaged examples, or the packaged tiny task."""
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from gradbalance.errors import InvalidArgumentError
 
+from .prompt_rules import RULES
 from .prompt_sampler import StratifiedSampler
 from .tiny.prompts import tiny_prompts
 
-__all__ = ["Prompt", "StratifiedSampler", "load_prompts", "load_sources"]
+__all__ = ["Prompt", "StratifiedSampler", "load_prompts", "load_sources", "without_held_out"]
 
-PACKAGED = "tiny"
+TINY, PACKAGED = "tiny", "packaged"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ def load_prompts(path: str | Path, source: str) -> list[Prompt]:
     Args:
         path: ``.txt`` with one prompt a line, or ``.jsonl`` with one object a line: its ``"prompt"`` is the text,
             everything else becomes metadata. GenEval's and DiffusionNFT's prompt files are read as they are.
-        source: ``"general"``; ``"ocr"``, whose prompts hold the text to draw between double quotes; or ``"geneval"``,
-            whose rows have an ``include`` list of ``{"class": str, "count": int, ...}``.
+        source: ``"general"``; ``"ocr"``, whose prompts hold exactly one text to draw, between straight double quotes;
+            or ``"geneval"``, whose rows have GenEval's ``tag``, ``include`` and ``exclude``, see
+            :mod:`~gradbalance_diffusers.prompt_rules`.
 
     Returns:
         The prompts in the order of the file, repeated ones included. Blank lines are left out and counted in a warning.
@@ -94,23 +96,69 @@ def load_sources(
     """Prompts of every source of a configuration.
 
     Args:
-        sources: Per source a file, or ``"tiny"`` for the packaged prompts.
-        split: Which half of the packaged prompts; files are what their names say.
+        sources: Per source a file; ``"packaged"`` for a few dozen examples that come with this package, to try every
+            command with; or ``"tiny"`` for the prompts of the packaged tiny model.
+        split: Which half of packaged prompts; files are what their names say.
         limit: At most this many prompts per source, the first ones.
-        seed: Order of the packaged prompts.
+        seed: Order of the tiny model's prompts.
 
-    >>> sources = load_sources({"ocr": "tiny", "general": "tiny"}, "test", limit=2)
+    >>> sources = load_sources({"ocr": "tiny", "general": "packaged"}, "test", limit=2)
     >>> [(name, len(prompts)) for name, prompts in sources.items()]
     [('ocr', 2), ('general', 2)]
     """
     loaded = {}
     for source, place in sources.items():
-        if place == PACKAGED:
+        if place == TINY:
             rows = tiny_prompts(split, source, seed=seed)  # type: ignore[arg-type]  # checked there
             loaded[source] = [_prompt(row, source, f"packaged prompt {i}") for i, row in enumerate(rows)][:limit]
+        elif place == PACKAGED:
+            suffix = "jsonl" if source == "geneval" else "txt"
+            file = resources.files(__package__) / "prompt_examples" / f"{source}_{split}.{suffix}"
+            with resources.as_file(file) as path:
+                loaded[source] = load_prompts(path, source)[:limit]
         else:
             loaded[source] = load_prompts(place, source)[:limit]
     return loaded
+
+
+def without_held_out(
+    training: Mapping[str, Sequence[Prompt]], held_out: Mapping[str, Sequence[Prompt]]
+) -> dict[str, list[Prompt]]:
+    """Training prompts that no source holds out: what is evaluated on was never trained on.
+
+    The published sets overlap in places, and their test halves have to stay as they are to compare with: so a text of
+    both halves leaves the training half, and a warning counts such texts. Texts are the same if they differ only in
+    case and spaces, which the CLIP tokenizers do not see.
+
+    Raises:
+        InvalidArgumentError: A source has no training prompt left.
+
+    >>> kept = without_held_out({"ocr": [Prompt("A cat", "ocr"), Prompt("a dog", "ocr")]}, {"ocr": []})
+    >>> len(kept["ocr"])
+    2
+    """
+    reserved = {_same(prompt.text) for prompts in held_out.values() for prompt in prompts}
+    kept = {name: [p for p in prompts if _same(p.text) not in reserved] for name, prompts in training.items()}
+    for source, prompts in training.items():
+        removed = [prompt.text for prompt in prompts if _same(prompt.text) in reserved]
+        if removed and not kept[source]:
+            raise InvalidArgumentError(
+                f"`prompts.sources.{source}` must have prompts that `evaluation.sources` does not hold out. Found all "
+                f"{len(prompts)} of them there, the first is {removed[0]!r}. Give two different files."
+            )
+        if removed:
+            warnings.warn(
+                f"{len(removed)} of the {len(prompts)} training prompts of {source!r} are held out for evaluation and "
+                f"are not trained on. The first is {removed[0]!r}.",
+                UserWarning,
+                stacklevel=2,
+            )
+    return kept
+
+
+def _same(text: str) -> str:
+    """What texts have in common that count as the same."""
+    return " ".join(text.split()).lower()
 
 
 def _json_row(line: str, place: str) -> dict[str, Any]:
@@ -128,47 +176,12 @@ def _json_row(line: str, place: str) -> dict[str, Any]:
 
 
 def _prompt(row: dict[str, Any], source: str, place: str) -> Prompt:
-    if source not in _RULES:
-        raise InvalidArgumentError(f"`source` must be one of {', '.join(_RULES)}. Found {source!r}.")
+    if source not in RULES:
+        raise InvalidArgumentError(f"`source` must be one of {', '.join(RULES)}. Found {source!r}.")
     if row.get("source", source) != source:
         raise InvalidArgumentError(
             f"{place}: the row belongs to the source {row['source']!r}, but the file is listed as {source!r}. "
             "Split the file by source."
         )
-    _RULES[source](row, place)
+    RULES[source](row, place)
     return Prompt(row["prompt"], source, {key: value for key, value in row.items() if key not in ("prompt", "source")})
-
-
-def _check_nothing(row: dict[str, Any], place: str) -> None:
-    """General prompts have no rule of their own."""
-
-
-def _check_ocr(row: dict[str, Any], place: str) -> None:
-    quoted = re.search(r'"([^"]*)"', row["prompt"])
-    if quoted is None or not quoted[1].strip():
-        raise InvalidArgumentError(
-            f"{place}: an OCR prompt must hold the text to draw between double quotes. Found {row['prompt']!r}."
-        )
-
-
-def _check_geneval(row: dict[str, Any], place: str) -> None:
-    include = row.get("include")
-    if not isinstance(include, list) or not include or not all(_is_object(entry) for entry in include):
-        raise InvalidArgumentError(
-            f'{place}: a GenEval prompt must have "include", a list of {{"class": text, "count": number >= 1}}. '
-            f"Found {include!r}."
-        )
-
-
-def _is_object(entry: object) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("class"), str):
-        return False
-    count = entry.get("count")
-    return type(count) is int and count >= 1
-
-
-_RULES: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "general": _check_nothing,
-    "ocr": _check_ocr,
-    "geneval": _check_geneval,
-}

@@ -76,7 +76,8 @@ class PromptsConfig(Section):
     section: ClassVar[str] = "prompts"
 
     sources: dict[Source, str]
-    """Per source a .txt (one prompt a line) or .jsonl file, or `tiny` for the packaged prompts."""
+    """Per source a .txt (one prompt a line) or .jsonl file, `packaged` for 30 examples that come with this package, or
+    `tiny` for the prompts of the tiny model. Texts that `evaluation.sources` has are left out."""
     mix: dict[Source, Positive]
     """Share of each source in an epoch; any positive numbers, only their ratio counts."""
     groups_per_epoch: Count = 48
@@ -105,7 +106,9 @@ class RewardConfig(Section):
     kind: str | None = None
     """What scores it: a reward shipped with this package, or `package.module:attribute` of your own. null: the name."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its constructor."""
+    """Keyword arguments of its constructor, such as `device: cuda:1` for those with a model."""
+    on_error: Literal["raise", "mask"] = "raise"
+    """What a failure or a timeout does: stop the run, or leave out and count the scores of the batch."""
 
     @property
     def scorer(self) -> str:
@@ -296,6 +299,12 @@ class RunConfig(Section):
     """On CUDA, multiply float32 matrices in TF32 (10 bits of mantissa): several times faster."""
     threads: Count | None = None
     """CPU threads of torch; null leaves torch's choice."""
+    reward_threads: Count = 1
+    """Threads that score beside the sampling; reward k runs in thread k mod this."""
+    reward_timeout: Positive | None = None
+    """Longest wait in seconds for one reward on one batch; null waits for ever."""
+    trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    """Where metrics go beside metrics.jsonl, under the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,6 +207,16 @@ def test_metrics_are_the_training_rewards_unless_named():
         load_config("tiny", ["evaluation.metrics=[ocr, ocr]"])
 
 
+def test_devices_of_rewards_and_what_their_failures_do_are_free_on_resume():
+    rewards = "rewards=[{{name: ocr, on_error: {}, options: {{device: {}, size: {}}}}}]"
+    here, there, other = (
+        load_config("tiny", [rewards.format(*values)]).frozen_values()
+        for values in (("raise", "cpu", 1), ("mask", "cuda", 1), ("raise", "cpu", 2))
+    )
+    assert here == there
+    assert here != other
+
+
 def test_keys_free_on_resume_exist():
     frozen = set(load_config("tiny").frozen_values())
     free = {path for path in known_paths(Config) if not any(k == path or k.startswith(path + ".") for k in frozen)}
@@ -222,6 +232,9 @@ def test_keys_free_on_resume_exist():
         "run.keep_checkpoints",
         "run.report_every",
         "run.threads",
+        "run.reward_threads",
+        "run.reward_timeout",
+        "run.trackers",
     }
 
 

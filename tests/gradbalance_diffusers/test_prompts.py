@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbalance.errors import InvalidArgumentError
+from gradbalance_diffusers.assembly import evaluation_prompts, training_prompts
+from gradbalance_diffusers.config import load_config
+from gradbalance_diffusers.prompt_rules import GENEVAL_TAGS
 from gradbalance_diffusers.prompt_sampler import apportion
-from gradbalance_diffusers.prompts import Prompt, StratifiedSampler, load_prompts, load_sources
+from gradbalance_diffusers.prompts import Prompt, StratifiedSampler, load_prompts, load_sources, without_held_out
+from gradbalance_diffusers.rewards.geneval_request import read_request
 
 GENEVAL = {
     "tag": "position",
@@ -55,6 +59,8 @@ def test_geneval_rows_keep_their_metadata(tmp_path):
         ("a.txt", "ocr", 'a sign "HI"\na sign\n', "line 2: an OCR prompt"),
         ("a.txt", "ocr", 'a sign " "\n', "line 1: an OCR prompt"),
         ("a.txt", "ocr", 'a sign "half\n', "line 1: an OCR prompt"),
+        ("a.txt", "ocr", 'a sign "A" and "B"\n', "exactly one text to draw"),
+        ("a.txt", "ocr", "a sign \u201cA\u201d\n", "straight double quotes"),
         ("a.jsonl", "general", '{"prompt": "a"}\n{"prompt": \n', "line 2: not valid JSON"),
         ("a.jsonl", "general", '{"text": "a"}\n', 'line 1: a row must be an object with a non-empty text "prompt"'),
         ("a.jsonl", "general", '{"prompt": 3}\n', "line 1: a row"),
@@ -62,6 +68,25 @@ def test_geneval_rows_keep_their_metadata(tmp_path):
         ("a.jsonl", "general", '\n{"prompt": " "}\n', "line 2: a row"),
         ("a.jsonl", "geneval", '{"prompt": "a"}\n', "line 1: a GenEval prompt"),
         ("a.jsonl", "geneval", '{"prompt": "a", "include": [{"class": "a", "count": 0}]}\n', "line 1: a GenEval"),
+        ("a.jsonl", "geneval", '{"prompt": "a", "include": []}\n', "line 1: a GenEval prompt: `include` must be"),
+        (
+            "a.jsonl",
+            "geneval",
+            '{"prompt": "a", "tag": "color", "include": [{"class": "a", "count": 1}]}\n',
+            "Found 'color'. Did you mean 'colors'?",
+        ),
+        (
+            "a.jsonl",
+            "geneval",
+            '{"prompt": "a", "include": [{"class": "a", "count": 1, "position": ["left of", 0]}]}\n',
+            "line 1: a GenEval prompt: `include`: position must be",
+        ),
+        (
+            "a.jsonl",
+            "geneval",
+            '{"prompt": "a", "include": [{"class": "a", "count": 1}], "exclude": [{"class": "a"}]}\n',
+            "line 1: a GenEval prompt: `exclude`: count must be",
+        ),
         ("a.jsonl", "ocr", '{"prompt": "\\"A\\"", "source": "general"}\n', "line 1: the row belongs to"),
         ("a.txt", "geneval", "a cat\n", "line 1: a GenEval prompt"),
         ("a.txt", "poems", "a cat\n", "`source` must be one of general, ocr, geneval"),
@@ -91,6 +116,50 @@ def test_packaged_prompts_have_disjoint_splits():
         assert len(test[source]) == 5
         assert not {p.text for p in train[source]} & {p.text for p in test[source]}
         assert all(p.source == source and "background" in p.metadata for p in train[source])
+
+
+@pytest.mark.parametrize("source", ["general", "ocr", "geneval"])
+def test_packaged_examples_are_valid_and_their_halves_disjoint(source):
+    train, test = (load_sources({source: "packaged"}, split)[source] for split in ("train", "test"))
+    assert len(train) == len(test) == 30
+    assert len({p.text.lower() for p in [*train, *test]}) == 60
+    if source == "geneval":
+        for half in (train, test):
+            assert Counter(p.metadata["tag"] for p in half) == dict.fromkeys(GENEVAL_TAGS, 5)
+            for prompt in half:
+                read_request(prompt.metadata["include"], prompt.metadata.get("exclude"), prompt.metadata["tag"])
+
+
+def test_held_out_texts_leave_the_training_prompts_and_are_counted():
+    training = {"ocr": [Prompt("A  sign", "ocr"), Prompt("a bus", "ocr")], "general": [Prompt("a dog", "general")]}
+    held_out = {"general": [Prompt("a sign", "general"), Prompt("a cat", "general")]}
+    with pytest.warns(UserWarning, match=r"1 of the 2 training prompts of 'ocr'.*'A  sign'"):
+        kept = without_held_out(training, held_out)
+    assert {name: [p.text for p in prompts] for name, prompts in kept.items()} == {
+        "ocr": ["a bus"],
+        "general": ["a dog"],
+    }
+    with pytest.raises(InvalidArgumentError, match=r"`prompts\.sources\.general`.*all 1 of them.*two different files"):
+        without_held_out(training, {"general": [Prompt("A DOG", "general")]})
+
+
+def test_a_run_does_not_train_on_any_line_of_its_held_out_files(tmp_path):
+    train = write(tmp_path / "train.txt", "a\nb\nc\n")
+    test = write(tmp_path / "test.txt", "d\nB\n")
+    options = [f"prompts.sources={{general: '{train}'}}", "prompts.mix={general: 1}", "evaluation.prompts_per_source=1"]
+    config = load_config("tiny", [*options, f"evaluation.sources={{general: '{test}'}}"])
+    with pytest.warns(UserWarning, match="1 of the 3"):
+        assert [p.text for p in training_prompts(config)["general"]] == ["a", "c"]
+    assert [p.text for p in evaluation_prompts(config)] == ["d"]
+
+
+def test_what_the_detector_cannot_see_is_refused_before_the_run(tmp_path):
+    row = {"prompt": "a photo of a unicorn", "include": [{"class": "unicorn", "count": 1}]}
+    path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n")
+    options = [f"prompts.sources={{geneval: '{path}'}}", "prompts.mix={geneval: 1}"]
+    options += ["evaluation.sources={geneval: packaged}", "rewards=[geneval]"]
+    with pytest.raises(InvalidArgumentError, match=r"'a photo of a unicorn' cannot be scored.*'unicorn'"):
+        training_prompts(load_config("tiny", options))
 
 
 def test_sources_mix_files_and_packaged_prompts(tmp_path):
