@@ -66,7 +66,10 @@ class ConflictMeter:
     drifts is averaged. Cosines are those of plain gradients: an optimizer such as Adam steps in another metric.
 
     Memory: m K P numbers (float32, or float64 if the rows are) and no more however many batches; ``groups=8`` halves
-    that of the default at the price of rougher errors.
+    that of the default at the price of rougher errors. A batch costs one pass over its rows, reading the estimates the
+    products of m K rows of length P.
+
+    Training collects rows anyway: ``BalancedOptimizer(..., on_rows=meter.update)`` feeds a meter from its refreshes.
 
     Args:
         groups: m, at least 3.
@@ -105,6 +108,7 @@ class ConflictMeter:
         self._sums: list[Tensor] = []
         self._products = self._present = torch.zeros(self._groups, 0, 0, dtype=torch.float64)
         self._in_batch = torch.zeros(0, 0, dtype=torch.float64)
+        self._known: Tensor | None = None
 
     def update(self, rows: Tensor | Iterable[Tensor], names: Sequence[str]) -> None:
         """Take the rows of one batch.
@@ -131,6 +135,7 @@ class ConflictMeter:
         self._present[group] += torch.outer(alive, alive)
         self._in_batch += cosines(gram)
         self.batches += 1
+        self._known = None
 
     def measure(self, losses: Losses, params: Iterable[Tensor]) -> None:
         """Take the gradients of one batch's losses, leaving ``.grad`` alone.
@@ -165,7 +170,7 @@ class ConflictMeter:
         """
         if self.batches < 2:
             raise StateError(f"cosines of expected gradients need at least 2 batches, found {self.batches}.")
-        return self._estimates()[0]
+        return self._estimates()[0].clone()
 
     def errors(self) -> Tensor:
         """Jackknife standard errors of :meth:`cosines`, float64 [K, K]; 0 on the diagonal, NaN where undefined.
@@ -286,6 +291,7 @@ class ConflictMeter:
         self._sums = [block.clone() for block in state["sums"]]
         self._products, self._present = state["products"].clone(), state["present"].clone()
         self._in_batch = state["in_batch"].clone()
+        self._known = None
 
     def _check(self, blocks: list[Tensor], gram: Tensor, names: tuple[str, ...]) -> None:
         if len(names) != len(gram) or len(set(names)) != len(names):
@@ -323,6 +329,12 @@ class ConflictMeter:
 
     def _estimates(self) -> Tensor:
         """Cosines from all batches, and with each group left out: float64 [1 + used groups, K, K]."""
+        # Made of m K x m K products of rows, and asked for by all that is read off a meter.
+        if self._known is None:
+            self._known = self._estimated()
+        return self._known
+
+    def _estimated(self) -> Tensor:
         used = min(self._groups, self.batches)
         count = len(self.names or ())
         stacked = gramian([block[:used].flatten(0, 1) for block in self._sums])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +13,6 @@ from gradbalance.errors import InvalidArgumentError
 # Elements of the float64 copy of a chunk: 1 MiB stays in the cache of a CPU core, 128 MiB are little for a GPU.
 _CPU_CHUNK = 1 << 17
 _GPU_CHUNK = 1 << 24
-# From so many rows on, computing half of a symmetric product saves more than the detour through numpy costs.
-_HALVED = 8
 
 
 def gramian(rows: Tensor | Sequence[Tensor]) -> Tensor:
@@ -60,23 +57,14 @@ def _block_gramian(block: Tensor) -> Tensor:
     count, width = block.shape
     # MPS has no float64; its memory is the host's, so the chunks are multiplied there.
     device = torch.device("cpu") if block.device.type == "mps" else block.device
-    host = device.type == "cpu"
-    step = max(1, (_CPU_CHUNK if host else _GPU_CHUNK) // max(1, count))
+    step = max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // max(1, count))
     total = torch.zeros(count, count, dtype=torch.float64, device=device)
     for start in range(0, width, step):
         chunk = block[:, start : start + step].to(device=device, dtype=torch.float64)
-        if host and count >= _HALVED:
-            total += _symmetric_product(chunk)
-        else:
-            total.addmm_(chunk, chunk.T)
+        # Not by numpy, which computes half of a symmetric product: its threads and torch's wait for each other, and
+        # where the cores are shared that takes tens of times as long.
+        total.addmm_(chunk, chunk.T)
     return total
-
-
-def _symmetric_product(chunk: Tensor) -> Tensor:
-    """``chunk @ chunk.T`` by numpy, which sees that it is symmetric."""
-    array = chunk.numpy()
-    with np.errstate(all="ignore"):  # non-finite rows are the caller's to judge
-        return torch.from_numpy(array @ array.T)
 
 
 def norms(gram: Tensor) -> Tensor:

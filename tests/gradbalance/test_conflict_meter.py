@@ -251,3 +251,18 @@ def test_errors_need_three_batches() -> None:
 
 def _values(meter: ConflictMeter) -> tuple[float, float, float]:
     return meter.cosines()[0, 1].item(), math.nan, meter.in_batch()[0, 1].item()
+
+
+def test_what_is_read_in_between_changes_nothing() -> None:
+    rows = batches(9)
+    read, silent = ConflictMeter(groups=3), metered(rows, groups=3)
+    for one in rows:
+        read.update(one, NAMES)
+        if read.batches > 1:
+            read.cosines().zero_()
+            read.table()
+    torch.testing.assert_close(read.cosines(), silent.cosines(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(read.errors(), silent.errors(), rtol=0, atol=0, equal_nan=True)
+    read.load_state_dict(metered(rows[:4], groups=3).state_dict())
+    expected = metered(rows[:4], groups=3).cosines()
+    torch.testing.assert_close(read.cosines(), expected, rtol=0, atol=0, equal_nan=True)
