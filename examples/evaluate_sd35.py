@@ -10,7 +10,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from gradbalance import GradBalanceError
+from gradbalance_diffusers.assembly import evaluation_prompts
 from gradbalance_diffusers.evaluating.cli import parse_arguments
 from gradbalance_diffusers.evaluating.folder import EvaluationFolder
 from gradbalance_diffusers.evaluating.generate import generate
@@ -20,24 +23,27 @@ from gradbalance_diffusers.evaluating.score import score
 
 def main() -> None:
     arguments = parse_arguments()
+    config, problems = arguments.config, {}
     folder = EvaluationFolder(arguments.output)
     if "generate" in arguments.steps:
         generate(
             folder,
             arguments.specs(),
-            arguments.prompts(),
-            model=arguments.base,
-            sampling=arguments.sampling,
+            evaluation_prompts(config),
+            model=config.model,
+            sampling=arguments.sampling(),
             samples=arguments.samples,
-            batch_size=arguments.batch_size,
+            batch_size=config.sampling.batch_size,
+            decode_batch_size=config.sampling.decode_batch_size,
         )
     if "score" in arguments.steps:
-        lost = score(folder, arguments.metrics, arguments.names)
-        for name, count in lost.items():
-            if count:
-                print(f"{name}: {count} scores were lost. Run the same command again to ask for them.")
+        problems = score(folder, arguments.metrics, arguments.names)
+        for name, problem in problems.items():
+            print(f"{name}: {problem}", file=sys.stderr)
     if "report" in arguments.steps:
         print(write_results(folder, arguments.names))
+    if problems:
+        raise SystemExit(f"Not scored completely: {', '.join(problems)}. The same command asks for the rest again.")
 
 
 if __name__ == "__main__":

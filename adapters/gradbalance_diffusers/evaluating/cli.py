@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Literal, get_args
 from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
 from ..config import PRESETS, Config, load_config
-from ..prompts import Prompt, load_sources
-from ..sections import ModelConfig, RewardConfig, Solver
+from ..sections import RewardConfig, Solver
 from .generate import Sampling
 from .specs import ModelSpec, parse_specs
 
@@ -29,24 +29,18 @@ class Arguments:
         output: Folder of the evaluation.
         steps: The steps to do, in order.
         models: Models as typed; only their names count without the step ``generate``.
-        base: The base model.
-        sampling: How pictures are made.
-        sources: Prompt file, or ``tiny``, by source.
-        prompts_per_source: At most this many prompts of each source; None takes all.
+        config: Model, prompts and the rest, as the preset, the file or the run has it and the options changed it.
+        guidance: Classifier-free guidance of models that name none.
         samples: Pictures per prompt.
-        batch_size: Pictures per forward pass.
         metrics: What is scored.
     """
 
     output: Path
     steps: tuple[Step, ...]
     models: list[str]
-    base: ModelConfig
-    sampling: Sampling
-    sources: dict[str, str]
-    prompts_per_source: int | None
+    config: Config
+    guidance: float
     samples: int
-    batch_size: int
     metrics: list[RewardConfig]
 
     @property
@@ -60,10 +54,9 @@ class Arguments:
         """The models, looked up."""
         return parse_specs(self.models)
 
-    def prompts(self) -> list[Prompt]:
-        """The prompts, source by source."""
-        sources = load_sources(self.sources, "test", limit=self.prompts_per_source)
-        return [prompt for prompts in sources.values() for prompt in prompts]
+    def sampling(self) -> Sampling:
+        """How pictures are made."""
+        return replace(Sampling.from_config(self.config), guidance_scale=self.guidance)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
@@ -76,7 +69,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
         arguments: Words of the command line; None takes those of the program.
 
     >>> arguments = parse_arguments(["--preset", "tiny", "base", "cfg=base@4.5", "--steps", "4", "--metrics", "ocr"])
-    >>> arguments.names, arguments.sampling.steps, [metric.name for metric in arguments.metrics]
+    >>> arguments.names, arguments.sampling().steps, [metric.name for metric in arguments.metrics]
     (['base', 'cfg'], 4, ['ocr'])
     """
     parser = _parser()
@@ -95,21 +88,17 @@ def _arguments(given: argparse.Namespace) -> Arguments:
         )
     specs = parse_specs(given.models) if "generate" in steps else []
     config = load_config(_origin(given, specs), _overrides(given))
-    sampling = Sampling.from_config(config)
-    if given.guidance is not None:
-        sampling = replace(sampling, guidance_scale=given.guidance)
-    if sampling.guidance_scale < 1:
-        raise InvalidArgumentError(f"--guidance must be at least 1, which is none. Found {sampling.guidance_scale:g}.")
+    if given.guidance < 1:
+        raise InvalidArgumentError(f"--guidance must be at least 1, which is none. Found {given.guidance:g}.")
+    if given.samples < 1:
+        raise InvalidArgumentError(f"--samples must be at least 1. Found {given.samples}.")
     return Arguments(
         output=Path(given.output),
         steps=steps,
         models=given.models,
-        base=config.model,
-        sampling=sampling,
-        sources=_sources(given.prompts, config),
-        prompts_per_source=_limit(given.prompts_per_source, config.evaluation.prompts_per_source),
-        samples=_positive("--samples", given.samples),
-        batch_size=_positive("--batch-size", given.batch_size or config.sampling.batch_size),
+        config=config,
+        guidance=given.guidance,
+        samples=given.samples,
         metrics=_metrics(given.metrics, config),
     )
 
@@ -137,17 +126,26 @@ def _overrides(given: argparse.Namespace) -> list[str]:
         "model.device": given.device,
         "evaluation.steps": given.steps,
         "evaluation.solver": given.solver,
+        "evaluation.sources": _sources(given.prompts),
+        "evaluation.prompts_per_source": _limit(given.prompts_per_source),
+        "sampling.batch_size": given.batch_size,
     }
     return [*given.set, *(f"{key}={json.dumps(value)}" for key, value in keys.items() if value is not None)]
 
 
-def _sources(given: Sequence[str], config: Config) -> dict[str, str]:
-    if not given:
-        return {**config.evaluation.sources}
+def _sources(given: Sequence[str]) -> dict[str, str] | None:
     sources = dict(text.partition("=")[::2] for text in given)
     if not all(sources.values()):
         raise InvalidArgumentError(f"--prompts must look like ocr=data/ocr/test.txt. Found {list(given)}.")
-    return sources
+    return sources or None
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None or text == "all":
+        return None if text is None else sys.maxsize
+    if not text.isdigit():
+        raise InvalidArgumentError(f"--prompts-per-source must be a whole number or 'all'. Found {text!r}.")
+    return int(text)
 
 
 def _metrics(names: str | None, config: Config) -> list[RewardConfig]:
@@ -156,18 +154,6 @@ def _metrics(names: str | None, config: Config) -> list[RewardConfig]:
         return config.metrics
     known = {metric.name: metric for metric in [*config.rewards, *config.evaluation.metrics]}
     return [known.get(name, RewardConfig(name=name)) for name in names.split(",")]
-
-
-def _limit(text: str | None, default: int) -> int | None:
-    if text is None or text == "all":
-        return default if text is None else None
-    return _positive("--prompts-per-source", int(text) if text.isdigit() else 0, "a whole number >= 1 or 'all'")
-
-
-def _positive(option: str, value: int, what: str = "at least 1") -> int:
-    if value < 1:
-        raise InvalidArgumentError(f"{option} must be {what}. Found {value}.")
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,7 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     origin.add_argument("--device", help="model.device")
     origin.add_argument("--steps", type=int, metavar="N", help="evaluation.steps")
     origin.add_argument("--solver", choices=get_args(Solver), help="evaluation.solver")
-    origin.add_argument("--guidance", type=float, metavar="SCALE", help="of models without @GUIDANCE (1: none)")
+    origin.add_argument(
+        "--guidance", type=float, default=1.0, metavar="SCALE", help="where no @GUIDANCE is (1: none)"
+    )
     origin.add_argument("--batch-size", type=int, metavar="N", help="pictures per forward pass (sampling.batch_size)")
     origin.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other value")
     what = parser.add_argument_group("prompts and metrics")

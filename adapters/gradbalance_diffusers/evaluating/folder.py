@@ -31,8 +31,10 @@ from ..sections import RewardConfig
 from .work import Picture
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
-# Where and how fast a metric is computed; the rest of its options say what it is.
-_FREE_OPTIONS = frozenset({"device", "batch_size", "url", "timeout", "retries"})
+# Where a metric is computed, how fast, and how patiently; the rest of its options say what it is.
+_FREE_OPTIONS = frozenset(
+    "device batch_size parallel url connect_timeout timeout retries backoff deadline on_error api_key_env check".split()
+)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def load_generator(config: ModelConfig, *, mixed_precision: MixedPrecision = "no
         revision=config.revision,
         variant=config.variant,
         load_t5=config.load_t5,
+        encoders_on_cpu=_encoders_wait(config),
     )
     return SD3Generator(pipeline, max_sequence_length=config.max_sequence_length, mixed_precision=mixed_precision)
 
@@ -94,6 +95,7 @@ def generate(
     sampling: Sampling,
     samples: int = 1,
     batch_size: int = 8,
+    decode_batch_size: int = 4,
 ) -> None:
     """Write the pictures of every model that are not there yet.
 
@@ -108,6 +110,7 @@ def generate(
         sampling: Solver, size, seed, and the guidance of models that name none.
         samples: Pictures per prompt.
         batch_size: Pictures per forward pass. It changes memory, speed, and the last bits of a picture.
+        decode_batch_size: Pictures per pass of the VAE, likewise.
 
     Raises:
         InvalidArgumentError: A LoRA that does not fit or changes nothing.
@@ -124,73 +127,81 @@ def generate(
         print(f"All {len(prompts) * samples} pictures of {len(specs)} models are there already.")
         return
     generator = load_generator(model, mixed_precision=sampling.mixed_precision)
+    # Every prompt comes once a sample, so that keeping embeddings of thousands would only fill the memory.
+    encoder = PromptEncoder(generator, limit=1)
+    if _encoders_wait(model):
+        encoder.offload()
     for spec, remaining in todo.items():
         if remaining:
-            own = _own_guidance(spec, sampling)
-            effect = _put_in_and_generate(folder, spec, loras[spec.name], generator, prompts, own, remaining)
-            if effect is not None:
-                print(f"{spec.name}: the LoRA moves the first denoising step by {effect:.2%}.")
+            sampler = PictureSampler(generator, encoder, prompts, _own_guidance(spec, sampling), decode_batch_size)
+            untouched = None if loras[spec.name] is None else sampler.first_step()
+            with applied(generator.pipeline, loras[spec.name]):
+                if untouched is not None:
+                    change = relative_change(untouched, sampler.first_step(), spec.source)
+                    print(f"{spec.name}: the LoRA moves the first denoising step by {change:.2%}.")
+                _save_pictures(folder, spec.name, sampler, remaining)
 
 
-def _put_in_and_generate(
-    folder: EvaluationFolder,
-    spec: ModelSpec,
-    lora: LoRAWeights | None,
-    generator: SD3Generator,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    work: Sequence[Sequence[Picture]],
-) -> float | None:
-    before = None if lora is None else _first_step(generator, prompts[0], sampling)
-    with applied(generator.pipeline, lora):
-        effect = None
-        if lora is not None and before is not None:
-            effect = relative_change(before, _first_step(generator, prompts[0], sampling), lora.source)
-        _generate(folder, spec.name, generator, prompts, sampling, work)
-    return effect
+class PictureSampler:
+    """Makes the pictures of an evaluation with whatever LoRA the pipeline carries at the time.
+
+    Args:
+        generator: The model.
+        encoder: Its text encoders.
+        prompts: All prompts of the evaluation.
+        sampling: How pictures are made.
+        decode_batch_size: Pictures per pass of the VAE.
+    """
+
+    def __init__(
+        self,
+        generator: SD3Generator,
+        encoder: PromptEncoder,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        decode_batch_size: int,
+    ) -> None:
+        self.generator, self.encoder, self.prompts = generator, encoder, prompts
+        self.sampling, self.decode_batch_size = sampling, decode_batch_size
+        self._negative = encoder.encode([""]) if sampling.guidance_scale != 1.0 else None
+
+    def __call__(self, batch: Sequence[Picture]) -> Tensor:
+        """The pictures of a batch, ``[B, 3, H, W]`` in [0, 1] on the CPU."""
+        sampling = self.sampling
+        latents = sample_latents(
+            self.generator,
+            self.encoder.encode([self.prompts[picture.prompt].text for picture in batch]),
+            steps=sampling.steps,
+            seeds=[picture.seed(sampling.seed, len(self.prompts)) for picture in batch],
+            solver=sampling.solver,
+            height=sampling.height,
+            width=sampling.width,
+            guidance_scale=sampling.guidance_scale,
+            negative=self._negative,
+        )
+        return self.generator.decode(latents, batch_size=self.decode_batch_size).cpu()
+
+    def first_step(self) -> Tensor:
+        """What the network makes of pure noise and the first prompt: its estimate of the clean latents."""
+        return sample_latents(
+            self.generator,
+            self.encoder.encode([self.prompts[0].text]),
+            steps=1,
+            seeds=[self.sampling.seed],
+            solver="euler",
+            height=self.sampling.height,
+            width=self.sampling.width,
+        )
 
 
-def _generate(
-    folder: EvaluationFolder,
-    name: str,
-    generator: SD3Generator,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    work: Sequence[Sequence[Picture]],
+def _save_pictures(
+    folder: EvaluationFolder, name: str, sampler: PictureSampler, work: Sequence[Sequence[Picture]]
 ) -> None:
-    negative = PromptEncoder(generator).encode([""]) if sampling.guidance_scale != 1.0 else None
     with tqdm(total=sum(map(len, work)), desc=f"{name}: pictures", dynamic_ncols=True) as progress:
         for batch in work:
-            # A new encoder for each batch: embeddings of thousands of prompts would fill the memory, and encoding costs
-            # little next to sampling.
-            embeddings = PromptEncoder(generator).encode([prompts[picture.prompt].text for picture in batch])
-            latents = sample_latents(
-                generator,
-                embeddings,
-                steps=sampling.steps,
-                seeds=[picture.seed(sampling.seed, len(prompts)) for picture in batch],
-                solver=sampling.solver,
-                height=sampling.height,
-                width=sampling.width,
-                guidance_scale=sampling.guidance_scale,
-                negative=negative,
-            )
-            for picture, image in zip(batch, generator.decode(latents).cpu(), strict=True):
+            for picture, image in zip(batch, sampler(batch), strict=True):
                 folder.save_image(name, picture, _png(image))
             progress.update(len(batch))
-
-
-def _first_step(generator: SD3Generator, prompt: Prompt, sampling: Sampling) -> Tensor:
-    """What the network makes of pure noise: its estimate of the clean latents after one step."""
-    return sample_latents(
-        generator,
-        PromptEncoder(generator).encode([prompt.text]),
-        steps=1,
-        seeds=[sampling.seed],
-        solver="euler",
-        height=sampling.height,
-        width=sampling.width,
-    )
 
 
 def relative_change(before: Tensor, after: Tensor, source: str) -> float:
@@ -212,6 +223,11 @@ def relative_change(before: Tensor, after: Tensor, source: str) -> float:
             "are zero (never trained?), or too small for this --dtype. Evaluate `base` instead."
         )
     return change
+
+
+def _encoders_wait(config: ModelConfig) -> bool:
+    """Whether text encoders are on the device only while they encode; giving them up is for trainings."""
+    return config.text_encoders != "keep"
 
 
 def _own_guidance(spec: ModelSpec, sampling: Sampling) -> Sampling:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from gradbalance.errors import InvalidArgumentError
+from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
 from ..prompts import Prompt
 from ..rewards import RewardSet, make_reward
@@ -27,11 +27,12 @@ def score(
     models: Sequence[str] = (),
     *,
     batch_size: int = 16,
-) -> dict[str, int]:
+) -> dict[str, str]:
     """Score the pictures that are there and have no score yet.
 
     One metric after the other: its model is loaded, scores the pictures of every evaluated model, and is freed, so that
-    the largest of them has to fit, not their sum. Metrics see the pictures as they lie on the disk, in 8 bits.
+    the largest of them has to fit, not their sum. Metrics see the pictures as they lie on the disk, in 8 bits. One that
+    fails does not keep the others from scoring, and what it has scored before is kept.
 
     Args:
         folder: An evaluation with pictures.
@@ -40,11 +41,11 @@ def score(
         batch_size: Pictures per call of a metric.
 
     Returns:
-        By metric, how many scores were lost (a server that did not answer). They are asked for again next time.
+        By metric, what went wrong: it could not be made, it raised, or some of its scores were lost (a server that did
+        not answer). What is missing is asked for again next time.
 
     Raises:
-        InvalidArgumentError: The folder holds no pictures, or not of such a model; a metric that cannot be made.
-        RewardError: A metric raised. What it has scored before is kept.
+        InvalidArgumentError: The folder holds no pictures, or not of such a model.
         StateError: A metric's name stands for another one in this folder.
     """
     prompts = folder.prompts()
@@ -54,16 +55,20 @@ def score(
     if not any(folder.pictures(name) for name in names):
         raise InvalidArgumentError(f"The evaluation {folder.path} must hold pictures to score. Found none.")
     folder.add_metrics(metrics)
-    lost = {}
+    problems = {}
     for metric in metrics:
         todo = {name: _unscored(folder, name, metric.name, batch_size, len(prompts)) for name in names}
         if any(todo.values()):
-            lost[metric.name] = _score_with(metric, folder, prompts, todo)
+            try:
+                if lost := _score_with(metric, folder, prompts, todo):
+                    problems[metric.name] = f"{lost} scores were lost."
+            except GradBalanceError as error:
+                problems[metric.name] = f"{type(error).__name__}: {error}"
             # The model of this metric goes before that of the next one comes.
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    return lost
+    return problems
 
 
 def _score_with(
@@ -86,13 +91,10 @@ def _score_with(
                     prompt = prompts[picture.prompt]
                     rows.append({"source": prompt.source, **prompt.metadata})
                 table = reward(images, [prompts[picture.prompt].text for picture in batch], rows)
-                failed = table.errors.get(metric.name, 0)
-                lost += failed
-                found = zip(batch, table.values[:, 0].tolist(), table.mask[:, 0].tolist(), strict=True)
-                scores = [Score(picture, value if applies else None) for picture, value, applies in found]
-                # Which of the missing ones were lost and which do not apply is not told apart: ask again for all.
-                kept = [s for s in scores if s.picture not in done and (s.value is not None or not failed)]
-                folder.append_scores(model, metric.name, kept)
+                lost += int(table.lost.sum())
+                found = zip(batch, table.values[:, 0].tolist(), table.lost[:, 0].tolist(), strict=True)
+                scores = [Score(picture, value) for picture, value, gone in found if not gone and picture not in done]
+                folder.append_scores(model, metric.name, scores)
                 progress.update(len(batch))
     return lost
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gradbalance_diffusers.assembly import evaluation_prompts
 from gradbalance_diffusers.config import Config, load_config
 from gradbalance_diffusers.evaluating.cli import parse_arguments
 from gradbalance_diffusers.evaluating.generate import Sampling
 from gradbalance_diffusers.evaluating.specs import ModelSpec
+from gradbalance_diffusers.evaluating.table import PAPER
 from gradbalance_diffusers.sections import RewardConfig
 
 
@@ -21,11 +23,11 @@ def refused(capsys: pytest.CaptureFixture, *words: str) -> str:
 def test_a_run_brings_its_model_prompts_and_solver(trained_run: Path, capsys: pytest.CaptureFixture) -> None:
     arguments = parse_arguments(["base", f"marble={trained_run}"])
     config = Config.from_yaml((trained_run / "config.yaml").read_text())
-    assert arguments.base == config.model
-    assert arguments.sampling == Sampling.from_config(config)
+    assert arguments.config.model == config.model
+    assert arguments.sampling() == Sampling.from_config(config)
     assert arguments.metrics == config.rewards
-    assert (arguments.samples, arguments.batch_size) == (1, config.sampling.batch_size)
-    assert [p.source for p in arguments.prompts()] == ["general"] * 3 + ["ocr"] * 3
+    assert (arguments.samples, arguments.config.sampling.batch_size) == (1, config.sampling.batch_size)
+    assert evaluation_prompts(arguments.config) == evaluation_prompts(config)
     assert arguments.specs() == [ModelSpec("base", "base"), ModelSpec("marble", "run", str(trained_run))]
     assert arguments.steps == ("generate", "score", "report")
     assert str(trained_run / "config.yaml") in capsys.readouterr().out
@@ -33,16 +35,16 @@ def test_a_run_brings_its_model_prompts_and_solver(trained_run: Path, capsys: py
 
 def test_a_checkpoint_brings_those_of_its_run(trained_run: Path) -> None:
     arguments = parse_arguments([str(trained_run / "checkpoints" / "step-000003")])
-    assert arguments.base.height == 16
+    assert arguments.config.model.height == 16
 
 
 def test_a_preset_comes_before_the_run(trained_run: Path) -> None:
     arguments = parse_arguments(["--preset", "sd35-medium", str(trained_run)])
-    assert arguments.base == load_config("sd35-medium").model
+    assert arguments.config.model == load_config("sd35-medium").model
 
 
 def test_without_either_the_tiny_model_is_taken_and_said(capsys: pytest.CaptureFixture) -> None:
-    assert parse_arguments(["base"]).base.path == "tiny"
+    assert parse_arguments(["base"]).config.model.path == "tiny"
     assert "--preset sd35-medium" in capsys.readouterr().out
 
 
@@ -51,16 +53,16 @@ def test_options_replace_values(tmp_path: Path) -> None:
     words += " --guidance 4.5 --batch-size 3 --samples 4 --metrics ocr,geneval,pickscore --set model.load_t5=true"
     words += f" --prompts ocr={tmp_path / 'signs.txt'} --prompts-per-source all --output out"
     arguments = parse_arguments(words.split())
-    base, sampling = arguments.base, arguments.sampling
-    assert (base.path, base.dtype, base.device, base.load_t5) == ("some/model", "bfloat16", "cuda:1", True)
+    model, sampling = arguments.config.model, arguments.sampling()
+    assert (model.path, model.dtype, model.device, model.load_t5) == ("some/model", "bfloat16", "cuda:1", True)
     assert (sampling.steps, sampling.solver, sampling.guidance_scale) == (7, "dpm++2m", 4.5)
-    assert (arguments.batch_size, arguments.samples, arguments.prompts_per_source) == (3, 4, None)
-    assert arguments.sources == {"ocr": str(tmp_path / "signs.txt")}
+    assert (arguments.config.sampling.batch_size, arguments.samples) == (3, 4)
+    assert arguments.config.evaluation.sources == {"ocr": str(tmp_path / "signs.txt")}
     # A metric of the configuration keeps its options; any other is a reward by its own name.
     assert [metric.scorer for metric in arguments.metrics] == ["ocr", "geneval_geometry", "pickscore"]
     assert arguments.output == Path("out")
-    (tmp_path / "signs.txt").write_text('a "1"\na "2"\n')
-    assert [prompt.text for prompt in arguments.prompts()] == ['a "1"', 'a "2"']
+    (tmp_path / "signs.txt").write_text("".join(f'a "{i}"\n' for i in range(300)))
+    assert len(evaluation_prompts(arguments.config)) == 300
 
 
 def test_metrics_of_the_configuration_come_before_the_rewards() -> None:
@@ -84,7 +86,8 @@ def test_scoring_and_reporting_take_names_or_nothing() -> None:
         (["base", "base"], "Found ['base'] twice"),
         (["base", "--guidance", "0.5"], "--guidance must be at least 1"),
         (["base", "--samples", "0"], "--samples must be at least 1"),
-        (["base", "--prompts-per-source", "some"], "a whole number >= 1 or 'all'"),
+        (["base", "--prompts-per-source", "some"], "a whole number or 'all'"),
+        (["base", "--prompts-per-source", "0"], "`evaluation.prompts_per_source` must be"),
         (["base", "--prompts", "ocr"], "--prompts must look like"),
         (["base", "--set", "model.hight=4"], "Did you mean `model.height`"),
         (["base", "--steps", "0"], "`evaluation.steps` must be"),
@@ -92,3 +95,12 @@ def test_scoring_and_reporting_take_names_or_nothing() -> None:
 )
 def test_mistakes_are_told(words: list[str], expected: str, capsys: pytest.CaptureFixture) -> None:
     assert expected in refused(capsys, "--preset=tiny", *words)
+
+
+def test_the_preset_scores_the_table_of_the_paper() -> None:
+    metrics = parse_arguments(["--preset=sd35-medium", "base"]).metrics
+    assert [metric.name for metric in metrics] == list(PAPER)
+    assert all(metric.scorer == metric.name for metric in metrics)
+    assert metrics[0].options == {
+        "score": "accuracy"
+    }  # the official rule, by which the base model has 0.63 with guidance

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from gradbalance.errors import InvalidArgumentError
-from gradbalance_diffusers.evaluating.folder import EvaluationFolder, Score
+from gradbalance_diffusers.evaluating.folder import EvaluationFolder
 from gradbalance_diffusers.evaluating.score import read_picture, score
 from gradbalance_diffusers.evaluating.work import Picture
 from gradbalance_diffusers.prompts import Prompt
-from gradbalance_diffusers.rewards import RewardError, make_reward
+from gradbalance_diffusers.rewards import make_reward
 from gradbalance_diffusers.rewards.scores import LostScore
 from gradbalance_diffusers.sections import RewardConfig
 
@@ -49,9 +49,9 @@ def test_scores_are_those_of_the_reward_on_the_saved_pictures(folder: Evaluation
 
 
 def test_a_metric_added_later_scores_alone(folder: EvaluationFolder, metric: Metric, recorded: type) -> None:
-    assert score(folder, [metric("bright")], ["a"], batch_size=4) == {"bright": 0}
+    assert score(folder, [metric("bright")], ["a"], batch_size=4) == {}
     assert recorded.calls == [["a cat", 'a sign "42"', "two dogs"]] * 2
-    assert score(folder, [metric("bright"), metric("again")], batch_size=4) == {"bright": 0, "again": 0}
+    assert score(folder, [metric("bright"), metric("again")], batch_size=4) == {}
     assert len(recorded.calls) == 2 + 2 + 4
     assert score(folder, [metric("bright"), metric("again")]) == {}
     assert len(recorded.calls) == 8
@@ -69,8 +69,8 @@ def test_interrupted_and_continued_gives_the_same_bytes(
     cut.unlink()
     gone.unlink()
     monkeypatch.setattr(recorded, "limit", len(recorded.calls) + 3)
-    with pytest.raises(RewardError, match="'bright' raised RuntimeError: no more than this, on batch 3"):
-        score(folder, [metric("bright")], batch_size=2)
+    problem = score(folder, [metric("bright")], batch_size=2)["bright"]
+    assert problem.startswith("RewardError: Reward 'bright' raised RuntimeError: no more than this, on batch 3")
     assert len(cut.read_text().splitlines()) == 5
     cut.write_bytes(cut.read_bytes()[:-9])  # killed in the middle of a row
     monkeypatch.setattr(recorded, "limit", float("inf"))
@@ -126,10 +126,10 @@ def test_lost_scores_are_counted_and_asked_for_again(folder: EvaluationFolder, m
     monkeypatch.setitem(sys.modules, "flaky_metric", module)
     metric = RewardConfig(name="flaky", kind="flaky_metric:Flaky")
     with pytest.warns(RuntimeWarning, match="the server was away"):
-        assert score(folder, [metric], ["a"]) == {"flaky": 2}
-    assert folder.scores("a", "flaky") == [Score(Picture(2, 0), 1.0), Score(Picture(2, 1), 1.0)]
+        assert score(folder, [metric], ["a"]) == {"flaky": "2 scores were lost."}
+    assert [(s.picture.prompt, s.value) for s in folder.scores("a", "flaky")] == [(1, None), (2, 1.0)] * 2
     Flaky.lose = False
-    assert score(folder, [metric], ["a"]) == {"flaky": 0}
+    assert score(folder, [metric], ["a"]) == {}
     found = {s.picture: s.value for s in folder.scores("a", "flaky")}
     assert found == {Picture(p, s): (2.0, None, 1.0)[p] for p in range(3) for s in range(2)}
 
@@ -143,8 +143,16 @@ def test_without_pictures_there_is_nothing_to_score(tmp_path: Path, prompts: lis
         score(folder, [metric("bright")])
 
 
-def test_an_unknown_model_or_metric_is_refused(folder: EvaluationFolder) -> None:
+def test_a_metric_that_cannot_be_made_does_not_keep_others_from_scoring(
+    folder: EvaluationFolder, metric: Metric, recorded: type
+) -> None:
+    problems = score(folder, [RewardConfig(name="pickscor"), metric("bright")])
+    assert list(problems) == ["pickscor"]
+    assert "InvalidArgumentError" in problems["pickscor"]
+    assert "Did you mean 'pickscore'" in problems["pickscor"]
+    assert len(folder.scores("b", "bright")) == 6
+
+
+def test_an_unknown_model_is_refused(folder: EvaluationFolder) -> None:
     with pytest.raises(InvalidArgumentError, match=r"must hold the model 'c'. Found \['a', 'b'\]"):
         score(folder, [RewardConfig(name="ocr")], ["c"])
-    with pytest.raises(InvalidArgumentError, match="Did you mean 'pickscore'"):
-        score(folder, [RewardConfig(name="pickscor")])
