@@ -26,8 +26,10 @@ from torch import Tensor
 
 from gradbalance.errors import InvalidArgumentError, StateError
 
+from . import run_lock
 from .config import Config
 from .figures import image_grid, to_image
+from .run_lock import RunLock
 
 GRID_PIXELS = 128
 _LOGS = ("metrics.jsonl", "timings.jsonl")
@@ -45,6 +47,7 @@ class RunFolder:
     Raises:
         InvalidArgumentError: The folder holds another run and neither is set; there is nothing to resume; both are set;
             or the folder is in use for something else.
+        StateError: Another process has this run open.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, RunFolder(Path(place, "run")) as folder:
@@ -74,9 +77,10 @@ class RunFolder:
             raise InvalidArgumentError(
                 f"The folder {self.path} is not empty and holds no run. Choose another folder with --output."
             )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(self.path)
         if overwrite:
             self._remove_run()
-        self.path.mkdir(parents=True, exist_ok=True)
         self._streams: dict[str, BinaryIO] = {}
 
     @property
@@ -118,7 +122,7 @@ class RunFolder:
         Raises:
             StateError: A log is shorter than that, so it is not the log of this checkpoint; nothing is cut then.
         """
-        self.close()
+        self._close_logs()
         sizes = self.position()
         for name in _LOGS:
             if sizes[name] < position[name]:
@@ -158,7 +162,11 @@ class RunFolder:
         return json.loads(path.read_text("utf-8")) if path.exists() else None
 
     def close(self) -> None:
-        """Close the logs. They open again by themselves."""
+        """Close the logs and let other processes in."""
+        self._close_logs()
+        self._lock.release()
+
+    def _close_logs(self) -> None:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -189,8 +197,8 @@ class RunFolder:
 
 
 def _is_foreign(path: Path) -> bool:
-    # A run that is killed while it writes its configuration leaves only the unfinished file.
-    return path.is_file() and path.name != ".config.yaml.partial"
+    # A run that is killed while it writes its configuration leaves only the unfinished file and its lock.
+    return path.is_file() and path.name not in (".config.yaml.partial", run_lock.NAME)
 
 
 def _finite(value: Any) -> Any:

@@ -181,6 +181,9 @@ def make(pipeline_path: Path, tmp_path: Path) -> Iterator[Make]:
         config = load_config("tiny", [*SMALL, f"model.path={pipeline_path}", *overrides])
         torch.manual_seed(config.run.seed)  # as a new process would
         policy = assembly.load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
+        for earlier in folders:
+            if earlier.path == tmp_path / name:
+                earlier.close()  # as the end of its process would
         run = RunFolder(tmp_path / name, **folder)
         run.write_config(config)
         folders.append(run)

@@ -1,10 +1,16 @@
+import errno
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from PIL import Image
 
 from gradbalance.errors import InvalidArgumentError, StateError
+from gradbalance_diffusers import run_lock
 from gradbalance_diffusers.config import load_config
 from gradbalance_diffusers.figures import image_grid, to_image
 from gradbalance_diffusers.run_folder import RunFolder
@@ -46,6 +52,43 @@ def test_a_start_that_was_killed_at_once_can_be_repeated(tmp_path):
     (tmp_path / ".config.yaml.partial").write_text("mod")
     start(tmp_path).close()
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+
+
+HOLD = """
+import sys, time
+from gradbalance_diffusers.run_folder import RunFolder
+folder = RunFolder(sys.argv[1])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_is_held_by_one_process_until_it_ends_however_it_ends(tmp_path):
+    path = tmp_path / "run"
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(StateError, match=rf"in use by process {other.pid} on .*--output"):
+            RunFolder(path)
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.communicate()
+    assert (path / ".lock").exists(), "left behind, and of no meaning"
+    with start(path) as folder, pytest.raises(StateError, match=f"process {os.getpid()}"):
+        RunFolder(folder.path, resume=True)
+    assert not (path / ".lock").exists()
+    with pytest.raises(StateError, match="in use"), RunFolder(path, resume=True):
+        RunFolder(path, overwrite=True)
+    assert (path / "config.yaml").exists(), "a refused process removes nothing"
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)
+    with pytest.warns(RuntimeWarning, match="cannot lock files"):
+        start(tmp_path / "run").close()
 
 
 def test_foreign_folders_and_files_are_refused(tmp_path):
