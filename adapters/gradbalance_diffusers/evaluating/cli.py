@@ -181,9 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     origin.add_argument("--device", help="model.device")
     origin.add_argument("--steps", type=int, metavar="N", help="evaluation.steps")
     origin.add_argument("--solver", choices=get_args(Solver), help="evaluation.solver")
-    origin.add_argument(
-        "--guidance", type=float, default=1.0, metavar="SCALE", help="where no @GUIDANCE is (1: none)"
-    )
+    origin.add_argument("--guidance", type=float, default=1.0, metavar="SCALE", help="where no @GUIDANCE is (1: none)")
     origin.add_argument("--batch-size", type=int, metavar="N", help="pictures per forward pass (sampling.batch_size)")
     origin.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other value")
     what = parser.add_argument_group("prompts and metrics")

@@ -33,7 +33,20 @@ from .work import Picture
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 # Where a metric is computed, how fast, and how patiently; the rest of its options say what it is.
 _FREE_OPTIONS = frozenset(
-    "device batch_size parallel url connect_timeout timeout retries backoff deadline on_error api_key_env check".split()
+    {
+        "device",
+        "batch_size",
+        "parallel",
+        "url",
+        "connect_timeout",
+        "timeout",
+        "retries",
+        "backoff",
+        "deadline",
+        "on_error",
+        "api_key_env",
+        "check",
+    }
 )
 
 
