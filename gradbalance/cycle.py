@@ -16,7 +16,7 @@ from gradbalance.distributed.meeting import Meeting
 from gradbalance.distributed.ranks import Ranks
 from gradbalance.distributed.sharded_rows import ShardedRows
 from gradbalance.distributed.weights import shared_weights
-from gradbalance.errors import NonFiniteError
+from gradbalance.errors import NonFiniteError, RanksError
 from gradbalance.gradients.collect import Choice, Collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Objectives
@@ -63,6 +63,10 @@ class Cycle:
         plain: Sequence[Tensor],
         ranks: Ranks,
     ) -> None:
+        if on_rows is not None and ranks.mode == "fsdp":
+            raise RanksError(
+                "on_rows takes whole rows, found ranks='fsdp', under which each rank has a shard of them: leave it out."
+            )
         self.names = objectives.names
         self.info: BalanceInfo | None = None
         self._groups = tuple(groups)

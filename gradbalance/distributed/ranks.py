@@ -116,8 +116,8 @@ def resolved(ranks: Ranks | None, parameters: Sequence[Tensor]) -> Ranks:
         parameters: The balanced ones.
 
     Raises:
-        RanksError: Several ranks run and nothing was said; sharded parameters without ``"fsdp"``, or the other way
-            round.
+        RanksError: Several ranks run and nothing was said; sharded parameters without ``"fsdp"``, the other way round,
+            or sharded along more than one dimension of a mesh.
     """
     sharded = sum(is_sharded(parameter) for parameter in parameters)
     if ranks is None:
@@ -135,7 +135,16 @@ def resolved(ranks: Ranks | None, parameters: Sequence[Tensor]) -> Ranks:
     if ranks.mode == "fsdp" and sharded < len(parameters):
         raise RanksError(
             f"ranks='fsdp' takes parameters sharded by fully_shard, found {len(parameters) - sharded} of "
-            f"{len(parameters)} that are not: call fully_shard on the whole model before the optimizer is made, or "
-            f"{_REMEDY}."
+            f"{len(parameters)} that are not: call fully_shard on the whole model before the optimizer is made, and "
+            f"read module.parameters() before a forward, which puts gathered copies in their place; or {_REMEDY}."
         )
+    for parameter in parameters if sharded else ():
+        kinds = [type(placement).__name__ for placement in parameter.placements]  # type: ignore[attr-defined]
+        mesh = parameter.device_mesh.size()  # type: ignore[attr-defined]
+        if kinds != ["Shard"] or mesh != ranks.size:
+            raise RanksError(
+                f"ranks='fsdp' takes parameters sharded along one mesh dimension over all {ranks.size} ranks, found "
+                f"placements {kinds} over {mesh}: partial Gramians of copies or of tensor-parallel parts do not add up. "
+                "Use fully_shard with a mesh of one dimension, and its group in Ranks('fsdp', group)."
+            )
     return ranks
