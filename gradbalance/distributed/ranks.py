@@ -144,7 +144,7 @@ def resolved(ranks: Ranks | None, parameters: Sequence[Tensor]) -> Ranks:
         if kinds != ["Shard"] or mesh != ranks.size:
             raise RanksError(
                 f"ranks='fsdp' takes parameters sharded along one mesh dimension over all {ranks.size} ranks, found "
-                f"placements {kinds} over {mesh}: partial Gramians of copies or of tensor-parallel parts do not add up. "
+                f"placements {kinds} over {mesh}: partial Gramians of copies or tensor-parallel parts do not add up. "
                 "Use fully_shard with a mesh of one dimension, and its group in Ranks('fsdp', group)."
             )
     return ranks
