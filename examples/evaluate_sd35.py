@@ -3,7 +3,7 @@
     python examples/evaluate_sd35.py base runs/demo                       # a run against its base, as it was trained
     python examples/evaluate_sd35.py --preset sd35-medium base cfg=base@4.5 marble=runs/marble sum=runs/sum
     python examples/evaluate_sd35.py --preset sd35-medium base nft=org/some-lora --prompts-per-source all
-    python examples/evaluate_sd35.py --output evaluation --only score     # later, or on another machine
+    python examples/evaluate_sd35.py --only score                          # later, or on another machine
 
 `--help` lists the rest. The same command goes on where it was stopped.
 """
@@ -26,6 +26,7 @@ def main() -> None:
     config, problems = arguments.config, {}
     folder = EvaluationFolder(arguments.output)
     if "generate" in arguments.steps:
+        folder.add_metrics(arguments.metrics)  # for a machine that only scores
         generate(
             folder,
             arguments.specs(),

@@ -99,10 +99,10 @@ def test_killed_and_started_again_gives_the_same_files(whole: Path, words: list[
 def test_steps_can_run_one_by_one_and_metrics_be_added_later(whole: Path, words: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "whole"
     evaluate(folder, *words, "--only=generate")
-    assert not (folder / "metrics.json").exists()
+    assert not list(folder.rglob("scores"))
     moved = folder.rename(tmp_path / "moved")  # scoring needs neither models nor prompt files
     evaluate(moved, "--only=score", "--metrics=saturation,contrast")
-    evaluate(moved, "--only=score")
+    evaluate(moved, "--only=score")  # everything that the folder was made for
     evaluate(moved, "--only=report")
     assert contents(moved) == contents(whole)
 

@@ -14,6 +14,7 @@ from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
 from ..config import PRESETS, Config, load_config
 from ..sections import RewardConfig, Solver
+from .folder import EvaluationFolder
 from .generate import Sampling
 from .specs import ModelSpec, parse_specs
 
@@ -32,7 +33,7 @@ class Arguments:
         config: Model, prompts and the rest, as the preset, the file or the run has it and the options changed it.
         guidance: Classifier-free guidance of models that name none.
         samples: Pictures per prompt.
-        metrics: What is scored.
+        metrics: What is scored; with the step ``score`` alone, what the folder was made for, unless said.
     """
 
     output: Path
@@ -99,7 +100,7 @@ def _arguments(given: argparse.Namespace) -> Arguments:
         config=config,
         guidance=given.guidance,
         samples=given.samples,
-        metrics=_metrics(given.metrics, config),
+        metrics=_metrics(given, config),
     )
 
 
@@ -148,12 +149,23 @@ def _limit(text: str | None) -> int | None:
     return int(text)
 
 
-def _metrics(names: str | None, config: Config) -> list[RewardConfig]:
-    """The metrics named, with their options where the configuration has some; all of it without names."""
-    if names is None:
-        return config.metrics
-    known = {metric.name: metric for metric in [*config.rewards, *config.evaluation.metrics]}
-    return [known.get(name, RewardConfig(name=name)) for name in names.split(",")]
+def _metrics(given: argparse.Namespace, config: Config) -> list[RewardConfig]:
+    """The metrics named, with their options where the folder or the configuration has some; without names, all of it.
+
+    A folder that is scored on another machine says itself what it was made for.
+    """
+    registered = EvaluationFolder(given.output).metrics()
+    of_folder = [RewardConfig(name=name, **record) for name, record in registered.items()]
+    configured = given.preset or given.config or given.only in (None, "generate")
+    chosen = config.metrics if configured else of_folder
+    if given.metrics is not None:
+        known = {metric.name: metric for metric in [*config.rewards, *of_folder, *chosen]}
+        return [known.get(name, RewardConfig(name=name)) for name in given.metrics.split(",")]
+    if given.only == "score" and not chosen:
+        raise InvalidArgumentError(
+            f"Say what to score, with --metrics or --preset: {given.output} does not know. Found neither."
+        )
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="*", metavar="[NAME=]MODEL[@GUIDANCE]", help="what is evaluated; forms below")
-    parser.add_argument("--output", default="evaluation", metavar="DIR", help="folder of the evaluation (%(default)s)")
+    parser.add_argument(
+        "--output", default="runs/evaluation", metavar="DIR", help="folder of the evaluation (%(default)s)"
+    )
     parser.add_argument("--only", choices=STEPS, help="do one step; `score` and `report` take names of models, or all")
     origin = parser.add_argument_group("model and sampling (as in the preset, the file, or the first run)")
     either = origin.add_mutually_exclusive_group()

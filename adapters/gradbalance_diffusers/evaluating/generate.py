@@ -244,6 +244,7 @@ def _settings(spec: ModelSpec, lora: LoRAWeights | None, model: ModelConfig, sam
         "model.load_t5": model.load_t5,
         "model.max_sequence_length": model.max_sequence_length,
         **{f"sampling.{key}": value for key, value in asdict(_own_guidance(spec, sampling)).items()},
+        "lora.step": None if lora is None else lora.notes.get("step"),
         "lora.sha256": None if lora is None else lora.sha256(),
     }
 

@@ -131,7 +131,7 @@ def _read(source: str, spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, An
     elif spec.kind == "lora" and Path(source).is_dir():
         options["weight_name"] = _only_file(Path(source))
     try:
-        return StableDiffusion3Pipeline.lora_state_dict(
+        tensors, metadata = StableDiffusion3Pipeline.lora_state_dict(
             place, return_lora_metadata=True, use_safetensors=True, **options
         )
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors
@@ -139,6 +139,7 @@ def _read(source: str, spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, An
         raise InvalidArgumentError(
             f"{source!r} must be a LoRA that diffusers can read.{hint} It says: {error}"
         ) from error
+    return tensors, metadata
 
 
 def _only_file(folder: Path) -> str:

@@ -207,18 +207,22 @@ def _tags(results: Results) -> str:
 
 
 def _left_out(results: Results) -> str:
+    heads = "".join(f"<th>{_label(results, model)}</th>" for model in results.models)
     rows = ""
-    for model in results.models:
-        for name in results.metrics:
-            applies, unscored = len(results.values(model, name)), results.unscored(model, name)
-            rows += f"<tr><td>{_label(results, model)}</td><td>{escape(name)}</td><td>{applies}</td>"
-            rows += f"<td>{len(results.folder.pictures(model)) - applies - unscored}</td><td>{unscored}</td></tr>"
+    for name in results.metrics:
+        cells = "".join(f"<td>{_coverage(results, model, name)}</td>" for model in results.models)
+        rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
     return (
-        '<h2>What was left out</h2><p class="note">A metric has no value where it does not apply. A picture is '
-        "unscored where scoring has not come to it, or its score was lost.</p>"
-        '<div class="scroll"><table><tr><th>Model</th><th>Metric</th><th>Scored</th><th>Does not apply</th>'
-        f"<th>Unscored</th></tr>{rows}</table></div>"
+        '<h2>What was left out</h2><p class="note">Pictures with a score, of all pictures of the model. A metric has none '
+        "where it does not apply; a picture is unscored where scoring has not come to it, or its score was lost.</p>"
+        f'<div class="scroll"><table><tr><th>Metric</th>{heads}</tr>{rows}</table></div>'
     )
+
+
+def _coverage(results: Results, model: str, name: str) -> str:
+    unscored = results.unscored(model, name)
+    text = f'{len(results.values(model, name))} <span class="error">of {len(results.folder.pictures(model))}</span>'
+    return text + (f' <span class="down">{unscored} unscored</span>' if unscored else "")
 
 
 def _models(results: Results) -> str:

@@ -25,6 +25,13 @@ class Results:
         models: Names of the models to compare, the first being what the others are compared with; none means all, in
             the order in which they were added.
 
+    Attributes:
+        models: Names of the compared models.
+        metrics: Metrics with at least one value.
+        without_value: The other metrics of the folder: not scored yet, or applying to no picture.
+        prompts: The prompts.
+        manifests: By model, what its pictures were made with.
+
     Raises:
         InvalidArgumentError: No such evaluation or model, or nothing scored.
     """
@@ -41,6 +48,7 @@ class Results:
         }
         self._scored = {key: len(scores) for key, scores in rows.items()}
         self.metrics = [k for k in folder.metrics() if any(self._values[m, k] for m in self.models)]
+        self.without_value = [k for k in folder.metrics() if k not in self.metrics]
         if not self.metrics:
             raise InvalidArgumentError(
                 f"The evaluation {folder.path} must hold scores to report. Found none of {self.models or 'any model'}. "

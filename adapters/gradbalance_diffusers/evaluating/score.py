@@ -78,7 +78,7 @@ def _score_with(
     todo: dict[str, list[list[Picture]]],
 ) -> int:
     """Make the metric, score all models, and count the scores that were lost."""
-    reward = RewardSet({metric.name: make_reward(metric.scorer, **metric.options)})
+    reward = RewardSet({metric.name: make_reward(metric.scorer, **metric.options)}, on_error=metric.on_error)
     lost = 0
     for model, work in todo.items():
         done = {score.picture for score in folder.scores(model, metric.name)}

@@ -81,6 +81,8 @@ def notes(results: Results) -> str:
         text.append(
             "Composite: mean over the metrics of the z-score among the models of this table; no absolute meaning."
         )
+    if results.without_value:
+        text.append(f"Without a value: {', '.join(results.without_value)}.")
     open_scores = sum(max(0, results.unscored(model, name)) for model in results.models for name in shown)
     if open_scores:
         text.append(f"{open_scores} scores are missing; run --only score again.")

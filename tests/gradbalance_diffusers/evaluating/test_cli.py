@@ -7,6 +7,7 @@ import pytest
 from gradbalance_diffusers.assembly import evaluation_prompts
 from gradbalance_diffusers.config import Config, load_config
 from gradbalance_diffusers.evaluating.cli import parse_arguments
+from gradbalance_diffusers.evaluating.folder import EvaluationFolder
 from gradbalance_diffusers.evaluating.generate import Sampling
 from gradbalance_diffusers.evaluating.specs import ModelSpec
 from gradbalance_diffusers.evaluating.table import PAPER
@@ -72,8 +73,22 @@ def test_metrics_of_the_configuration_come_before_the_rewards() -> None:
     assert arguments.metrics == [RewardConfig(name="ocr"), RewardConfig(name="g", kind="geneval")]
 
 
-def test_scoring_and_reporting_take_names_or_nothing() -> None:
-    assert parse_arguments(["--only", "score"]).names == []
+def test_scoring_takes_what_the_folder_was_made_for(tmp_path: Path) -> None:
+    metrics = [RewardConfig(name="strict", kind="geneval", options={"score": "strict"}), RewardConfig(name="ocr")]
+    EvaluationFolder(tmp_path).add_metrics(metrics)
+    words = ["--only=score", f"--output={tmp_path}"]
+    assert [(m.name, m.scorer, m.options) for m in parse_arguments(words).metrics] == [
+        ("strict", "geneval", {"score": "strict"}),
+        ("ocr", "ocr", {}),
+    ]
+    named = parse_arguments([*words, "--metrics=strict,hpsv2"]).metrics
+    assert [(m.name, m.options) for m in named] == [("strict", {"score": "strict"}), ("hpsv2", {})]
+    assert parse_arguments([*words, "--preset=sd35-medium"]).metrics == load_config("sd35-medium").metrics
+
+
+def test_scoring_and_reporting_take_names_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert parse_arguments(["--only", "score", "--metrics", "ocr"]).names == []
+    assert "Say what to score" in refused(capsys, "--only", "score", "--output", str(tmp_path / "new"))
     again = parse_arguments(["--only", "report", "base", "gone=runs/elsewhere"])
     assert (again.steps, again.names) == (("report",), ["base", "gone"])
 

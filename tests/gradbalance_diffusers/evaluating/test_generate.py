@@ -190,3 +190,15 @@ def test_another_base_than_in_training_warns(run: Run, trained_run: Path, tmp_pa
     moved.symlink_to(model.path)
     with pytest.warns(UserWarning, match=rf"was trained on '{model.path}' and is evaluated on '{moved}'"):
         run(f"marble={trained_run}", model=replace(model, path=str(moved)))
+
+
+def test_a_run_that_was_trained_on_is_told_by_its_step(run: Run, trained_run: Path) -> None:
+    run(f"x={trained_run / 'checkpoints' / 'step-000002'}")
+    with pytest.raises(StateError, match=r"lora\.step: 2 there, 3 now"):
+        run(f"x={trained_run}")
+
+
+def test_text_encoders_may_wait_on_the_cpu(run: Run, model: ModelConfig) -> None:
+    kept = contents(run("base@3", place="kept"), "base-cfg3")
+    waiting = run("base@3", place="waiting", model=replace(model, text_encoders="offload"))
+    assert contents(waiting, "base-cfg3") == kept

@@ -17,6 +17,7 @@ from gradbalance_diffusers.evaluating.report import headline, write_results
 from gradbalance_diffusers.evaluating.results import Results
 from gradbalance_diffusers.evaluating.table import markdown_table
 from gradbalance_diffusers.prompts import Prompt
+from gradbalance_diffusers.sections import RewardConfig
 from html_page import parse
 
 Scored = Callable[..., EvaluationFolder]
@@ -76,6 +77,20 @@ def test_what_is_not_scored_is_counted(scored: Scored, prompts: list[Prompt]) ->
     results = Results(folder)
     assert (results.unscored("base", "x"), results.unscored("base", "y")) == (0, 2)
     assert "2 scores are missing; run --only score again." in markdown_table(results)
+    write_results(folder)
+    html = (folder.path / "report.html").read_text()
+    cells = re.findall(
+        r"<td>(\d) <span class=\"error\">of 3</span>( <span class=\"down\">2 unscored</span>)?</td>", html
+    )
+    assert [(count, bool(open_)) for count, open_ in cells] == [("2", False), ("1", True)]
+
+
+def test_a_metric_without_a_value_is_named(scored: Scored, prompts: list[Prompt]) -> None:
+    folder = scored(prompts, {"base": {"x": column(0.0, 1.0, 2.0), "y": column(None, None, None)}})
+    folder.add_metrics([RewardConfig(name="z")])
+    results = Results(folder)
+    assert (results.metrics, results.without_value) == (["x"], ["y", "z"])
+    assert "Without a value: y, z." in markdown_table(results)
 
 
 def test_tags_are_those_of_prompts_that_have_one(compared: EvaluationFolder) -> None:
