@@ -1,7 +1,8 @@
 """Fine-tune Stable Diffusion 3.5 on several rewards at once with MARBLE (arXiv 2605.06507).
 
     python examples/sd35_marble.py                                  # the tiny SD3 shipped with the package, on a CPU
-    python examples/sd35_marble.py --preset sd35-medium             # SD3.5 Medium, on a GPU
+    python examples/sd35_marble.py --preset sd35-medium --dry-run   # is everything there for SD3.5 Medium on this GPU?
+    python examples/sd35_marble.py --preset sd35-medium             # train it
     python examples/sd35_marble.py --preset sd35-medium model.path=/models/sd3.5-medium
     python examples/sd35_marble.py --balance weighted-sum           # a baseline, everything else equal
 
@@ -10,17 +11,17 @@
 
 from __future__ import annotations
 
-import torch
-
 from gradbalance import GradBalanceError
 from gradbalance_diffusers.assembly import (
     configure_torch,
     evaluation_prompts,
     load_policy,
     load_rewards,
+    make_optimizer,
     training_prompts,
 )
 from gradbalance_diffusers.cli import parse_arguments
+from gradbalance_diffusers.dry_run import dry_run
 from gradbalance_diffusers.estimate import estimate_table, present_gpu
 from gradbalance_diffusers.model_shapes import shapes_of
 from gradbalance_diffusers.run_folder import RunFolder
@@ -31,6 +32,10 @@ def main() -> None:
     arguments = parse_arguments()
     config = arguments.config
     configure_torch(config.run)
+    if arguments.dry_run:
+        checks = dry_run(config, resume=arguments.resume, overwrite=arguments.overwrite)
+        print(checks.table())
+        raise SystemExit(1 if checks.faults else 0)
 
     rewards = load_rewards(config)
     prompts, held_out = training_prompts(config), evaluation_prompts(config)
@@ -44,13 +49,7 @@ def main() -> None:
             rewards=rewards,
             prompts=prompts,
             evaluation_prompts=held_out,
-            optimizer=torch.optim.AdamW(
-                policy.parameters.values(),
-                lr=config.optimizer.lr,
-                betas=config.optimizer.betas,
-                eps=config.optimizer.eps,
-                weight_decay=config.optimizer.weight_decay,
-            ),
+            optimizer=make_optimizer(config.optimizer, policy),
             folder=folder,
         )
         if arguments.resume:

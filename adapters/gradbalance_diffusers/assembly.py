@@ -6,7 +6,7 @@ import torch
 
 from gradbalance.errors import InvalidArgumentError
 
-from .config import Config, ModelConfig, RunConfig
+from .config import Config, ModelConfig, OptimizerConfig, RunConfig
 from .generator import MixedPrecision
 from .policy import SD3Policy
 from .prompts import Prompt, load_sources, without_held_out
@@ -46,6 +46,13 @@ def load_policy(config: ModelConfig, *, seed: int, mixed_precision: MixedPrecisi
         max_sequence_length=config.max_sequence_length,
         gradient_checkpointing=config.gradient_checkpointing,
         mixed_precision=mixed_precision,
+    )
+
+
+def make_optimizer(config: OptimizerConfig, policy: SD3Policy) -> torch.optim.Optimizer:
+    """AdamW over the trained parameters."""
+    return torch.optim.AdamW(
+        policy.parameters.values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
 
 

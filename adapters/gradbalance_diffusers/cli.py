@@ -26,11 +26,13 @@ class Arguments:
         config: The whole configuration.
         resume: Continue the run in ``config.run.folder``.
         overwrite: Replace the run in ``config.run.folder``.
+        dry_run: Check everything on a few samples and stop.
     """
 
     config: Config
     resume: bool
     overwrite: bool
+    dry_run: bool
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
@@ -54,7 +56,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
     if given.print_config:
         print(config.to_yaml(), end="")
         parser.exit()
-    return Arguments(config, given.resume, given.overwrite)
+    return Arguments(config, given.resume, given.overwrite, given.dry_run)
 
 
 def _origin(given: argparse.Namespace) -> str:
@@ -100,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, metavar="N", help="run.epochs")
     parser.add_argument("--threads", type=int, metavar="N", help="run.threads")
     parser.add_argument("--balance", choices=get_args(Method), help="balance.method")
+    parser.add_argument("--dry-run", action="store_true", help="check files, model, prompts and rewards, and stop")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     return parser
 

@@ -9,6 +9,7 @@
     evaluations/epoch-0012/003.png   pictures of some of them, and grid.png with all of these
     checkpoints/step-000123/         see checkpoint.py
     report.html
+    tensorboard/, wandb/             with `run.trackers`
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .run_lock import RunLock
 
 GRID_PIXELS = 128
 _LOGS = ("metrics.jsonl", "timings.jsonl")
-_OWN = ("config.yaml", *_LOGS, "evaluations", "checkpoints", "report.html")
+_OWN = ("config.yaml", *_LOGS, "evaluations", "checkpoints", "report.html", "tensorboard", "wandb", "wandb_id")
 
 
 class RunFolder:
@@ -58,25 +59,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
-        if resume and overwrite:
-            raise InvalidArgumentError("`resume` and `overwrite` exclude each other. Found both. Choose one.")
-        if self.path.exists() and not self.path.is_dir():
-            raise InvalidArgumentError(f"The run folder {self.path} must be a folder. Found a file. Choose another.")
-        holds_run = (self.path / "config.yaml").is_file()
-        if resume and not holds_run:
-            raise InvalidArgumentError(
-                f"The folder {self.path} must hold the run to resume. Found no config.yaml in it. "
-                "Correct the path, or start the run without --resume."
-            )
-        if holds_run and not (resume or overwrite):
-            raise InvalidArgumentError(
-                f"The folder {self.path} holds another run. Continue it with --resume, replace it with --overwrite, "
-                "or choose another folder with --output."
-            )
-        if not holds_run and self.path.is_dir() and any(_is_foreign(file) for file in self.path.rglob("*")):
-            raise InvalidArgumentError(
-                f"The folder {self.path} is not empty and holds no run. Choose another folder with --output."
-            )
+        check_run_folder(self.path, resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(self.path)
         if overwrite:
@@ -194,6 +177,48 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def check_run_folder(path: Path, *, resume: bool = False, overwrite: bool = False) -> str:
+    """Raise if :class:`RunFolder` would refuse ``path`` or cannot write there; nothing is made or changed.
+
+    Returns:
+        What a run would do with it, in words.
+
+    Raises:
+        InvalidArgumentError: As :class:`RunFolder`, or no permission to write.
+        StateError: Another process has this run open.
+    """
+    if resume and overwrite:
+        raise InvalidArgumentError("`resume` and `overwrite` exclude each other. Found both. Choose one.")
+    if path.exists() and not path.is_dir():
+        raise InvalidArgumentError(f"The run folder {path} must be a folder. Found a file. Choose another.")
+    holds_run = (path / "config.yaml").is_file()
+    if resume and not holds_run:
+        raise InvalidArgumentError(
+            f"The folder {path} must hold the run to resume. Found no config.yaml in it. "
+            "Correct the path, or start the run without --resume."
+        )
+    if holds_run and not (resume or overwrite):
+        raise InvalidArgumentError(
+            f"The folder {path} holds another run. Continue it with --resume, replace it with --overwrite, "
+            "or choose another folder with --output."
+        )
+    if not holds_run and path.is_dir() and any(_is_foreign(file) for file in path.rglob("*")):
+        raise InvalidArgumentError(
+            f"The folder {path} is not empty and holds no run. Choose another folder with --output."
+        )
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    if not os.access(existing, os.W_OK):
+        raise InvalidArgumentError(
+            f"The run folder {path} must be writable. Found no permission to write in {existing}. "
+            "Choose another folder with --output."
+        )
+    if user := run_lock.holder(path):
+        raise run_lock.in_use(path, user)
+    if holds_run:
+        return f"{path}: {'resume' if resume else 'replace'} the run there"
+    return f"{path}: a new run"
 
 
 def _is_foreign(path: Path) -> bool:

@@ -57,11 +57,7 @@ class RunLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
-            raise StateError(
-                f"The run folder {self._path.parent} must be used by one process at a time. Found it in use by "
-                f"{holder}. Wait for it, stop it, or choose another folder with --output."
-            ) from None
+            raise in_use(self._path.parent, _written(descriptor)) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
                 raise
@@ -77,6 +73,37 @@ class RunLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:
             return False
+
+
+def holder(folder: Path) -> str | None:
+    """Who holds ``folder`` now, None if nobody does; nothing is written.
+
+    Returns:
+        Words for a message, such as ``"process 12 on gpu-3"``.
+    """
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _written(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def in_use(folder: Path, user: str) -> StateError:
+    """The error of a folder that ``user`` holds."""
+    return StateError(
+        f"The run folder {folder} must be used by one process at a time. Found it in use by {user}. Wait for it, stop "
+        "it, or choose another folder with --output."
+    )
+
+
+def _written(descriptor: int) -> str:
+    return os.read(descriptor, 200).decode(errors="replace") or "another process"
 
 
 def _release(descriptor: int, path: Path) -> None:

@@ -10,7 +10,8 @@ def test_options_and_overrides_in_any_order():
     arguments = parse_arguments([*words.split(), 'a "b": c'])
     config = arguments.config
     assert (config.optimizer.lr, config.loss.center, config.run.seed, config.run.folder) == (1e-3, False, 4, 'a "b": c')
-    assert (arguments.resume, arguments.overwrite) == (False, True)
+    assert (arguments.resume, arguments.overwrite, arguments.dry_run) == (False, True, False)
+    assert parse_arguments(["--preset", "tiny", "--dry-run"]).dry_run
 
 
 def test_options_win_over_overrides():
