@@ -182,9 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="*", metavar="[NAME=]MODEL[@GUIDANCE]", help="what is evaluated; forms below")
-    parser.add_argument(
-        "--output", default="runs/evaluation", metavar="DIR", help="its folder (%(default)s)"
-    )
+    parser.add_argument("--output", default="runs/evaluation", metavar="DIR", help="its folder (%(default)s)")
     parser.add_argument("--only", choices=STEPS, help="do one step; `score` and `report` take names of models, or all")
     origin = parser.add_argument_group("model and sampling (as in the preset, the file, or the first run)")
     either = origin.add_mutually_exclusive_group()

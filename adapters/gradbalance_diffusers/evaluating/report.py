@@ -214,7 +214,8 @@ def _left_out(results: Results) -> str:
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
     return (
         '<h2>What was left out</h2><p class="note">Pictures with a score, of all pictures of the model. A metric has '
-        "none where it does not apply; a picture is unscored where scoring has not come to it, or its score was lost.</p>"
+        "none where it does not apply; a picture is unscored where scoring has not come to it, or its score was "
+        "lost.</p>"
         f'<div class="scroll"><table><tr><th>Metric</th>{heads}</tr>{rows}</table></div>'
     )
 

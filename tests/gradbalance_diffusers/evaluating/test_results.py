@@ -81,8 +81,6 @@ def test_what_is_not_scored_is_counted(scored: Scored, prompts: list[Prompt]) ->
     html = (folder.path / "report.html").read_text()
     coverage = r'<td>(\d) <span class="error">of 3</span>( <span class="down">2 unscored</span>)?</td>'
     cells = re.findall(coverage, html)
-        r"<td>(\d) <span class=\"error\">of 3</span>( <span class=\"down\">2 unscored</span>)?</td>", html
-    )
     assert [(count, bool(open_)) for count, open_ in cells] == [("2", False), ("1", True)]
 
 
