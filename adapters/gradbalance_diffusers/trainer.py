@@ -6,10 +6,12 @@ move the old policy towards the trained one. All randomness of an epoch is a pur
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from .rollout import roll_out
 from .run_folder import RunFolder
 from .stages import Stage, plan_stages, stage_at
 from .timesteps import TimestepSampler, seeded_generator
+from .trackers import Trackers
 from .training_log import evaluation_row, save_evaluation, training_row
 from .update import EpochData, PolicyUpdate
 
@@ -80,17 +83,22 @@ class NFTTrainer:
         self.size = (config.model.height, config.model.width)
         self.epoch = self.step = 0
         self.base_evaluation: Evaluation | None = None
+        self._trackers = Trackers([], folder.path, config, step=0)
         self._enter_stage(0)
 
     # ---------------------------------------------------------------------------------------------- the loop
 
     def fit(self) -> None:
         """Train from the current epoch to the last, evaluating, logging and saving on the way."""
-        every = self.config.evaluation.every
         self._place_encoders()
+        self._trackers = Trackers(self.config.run.trackers, self.folder.path, self.config, self.step)
+        with contextlib.closing(self._trackers):
+            self._fit()
+
+    def _fit(self) -> None:
         progress = tqdm(total=self.epochs, initial=self.epoch, desc="epochs", dynamic_ncols=True)
         while self.epoch < self.epochs:
-            if self.epoch % every == 0:
+            if self.epoch % self.config.evaluation.every == 0:
                 self.evaluate()
             self._enter_stage(self.epoch)
             table = self.train_epoch(self.epoch)
@@ -129,7 +137,7 @@ class NFTTrainer:
         for part in order.chunk(self.config.optimizer.steps_per_epoch):
             result = self.update.step(data, torch.isin(groups, part).nonzero().flatten())
             self.step += 1
-            self.folder.log(
+            self._log(
                 training_row(
                     epoch=epoch,
                     step=self.step,
@@ -145,6 +153,10 @@ class NFTTrainer:
             {"epoch": epoch, "sampling": sampled - started, "training": time.perf_counter() - sampled}
         )
         return rollout.rewards
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        self.folder.log(row)
+        self._trackers.log(row)
 
     def _objectives(self, table: RewardTable) -> tuple[list[str], Tensor, Tensor]:
         """Names, values ``[B, K]`` and mask of what is balanced in this stage."""
@@ -203,7 +215,7 @@ class NFTTrainer:
         if self.base_evaluation is None:
             self.base_evaluation = result
         save_evaluation(self.folder, result, self.config.evaluation)
-        self.folder.log(evaluation_row(result, self.base_evaluation, step=self.step))
+        self._log(evaluation_row(result, self.base_evaluation, step=self.step))
         return result
 
     def save_checkpoint(self) -> None:
