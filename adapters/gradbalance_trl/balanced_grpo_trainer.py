@@ -204,18 +204,13 @@ class BalancedGRPOTrainer(GRPOTrainer):
             self.accelerator.backward(step, retain_graph=True)
         scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.scale(torch.ones_like(losses.value))
         by_reward = gb.AffineLoss(losses.by_reward.terms * scale, losses.by_reward.coefficients, self.rewards.names)
-        rest = losses.rest * scale if write and not self._zero_everywhere(losses) else None
+        rest = losses.rest * scale if write and not losses.rest_is_zero else None
         self._rows.backward(by_reward, extra_loss=rest)
         if self.accelerator.sync_gradients:
             info = self._rows.balance()
             self.balance_info = info
             log_metrics(self, metrics(self._balance, info, info.weights if write else weights))
         return number(losses.value)
-
-    def _zero_everywhere(self, losses: RewardLosses) -> bool:
-        """Has the rest no gradient on any rank? All must agree on whether to average it."""
-        flag = torch.tensor([not losses.rest_is_zero], dtype=torch.float32, device=self.accelerator.device)
-        return not bool(self.accelerator.gather(flag).any())
 
     # ---- runs and steps ------------------------------------------------------------------------------------------
 
@@ -234,7 +229,7 @@ class BalancedGRPOTrainer(GRPOTrainer):
         self.state.stateful_callbacks.setdefault(BalanceState.__name__, callback.state())
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._rows = gb.BalancedOptimizer(
-            _Stepless(trainable), self._balance, module=self.model, scaler=self.accelerator.scaler
+            _Stepless(trainable), self._balance, module=self.model, scaler=self.accelerator.scaler, ranks="ddp"
         )
         self._collected = False
         self._run = self.state

@@ -14,6 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 import gradbalance as gb
 from gradbalance_trl import BalancedGRPOConfig, BalancedGRPOTrainer
 from gradbalance_trl.state import BalanceState
+from tiny_grpo import prompts
+from tiny_policy import tiny_policy
 
 OFF_POLICY = {"num_iterations": 2, "max_steps": 4, "learning_rate": 3e-2}
 
@@ -300,9 +302,9 @@ def test_model_card_names_the_method(make_trainer, tmp_path: Path) -> None:
     assert "DeepSeekMath" not in card
 
 
-def test_evaluation_is_that_of_trl(make_trainer, prompts) -> None:
+def test_evaluation_is_that_of_trl(make_trainer) -> None:
     trainer = make_trainer(
-        eval_strategy="steps", eval_steps=1, trainer_options={"eval_dataset": prompts.select([0, 1])}
+        eval_strategy="steps", eval_steps=1, trainer_options={"eval_dataset": prompts().select([0, 1])}
     )
     trainer.args.num_generations_eval = 4
     trainer.train()
@@ -349,15 +351,13 @@ def test_rewards_of_the_wrong_length_are_named(make_trainer) -> None:
         make_trainer(rewards=[short]).train()
 
 
-def test_defaults(tokenizer, prompts, reward_functions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_defaults(tokenizer, reward_functions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A config is made if none is given, and a single reward is plain GRPO up to the scale of its advantages."""
-    from tiny_policy import tiny_policy
-
     monkeypatch.chdir(tmp_path)
     # TRL's default is bf16, which transformers refuses without a GPU unless asked for by use_cpu.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     trainer = BalancedGRPOTrainer(
-        tiny_policy(len(tokenizer)), reward_functions["digits"], train_dataset=prompts, processing_class=tokenizer
+        tiny_policy(len(tokenizer)), reward_functions["digits"], train_dataset=prompts(), processing_class=tokenizer
     )
     assert isinstance(trainer.args, BalancedGRPOConfig)
     assert trainer.args.output_dir.endswith("BalancedGRPO")
