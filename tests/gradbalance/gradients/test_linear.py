@@ -228,6 +228,27 @@ def test_check_passes_under_half_precision_and_marks_the_module(nft_loss: MakeLo
     assert not graph.unchecked
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_a_row_that_cancels_to_rounding_is_neither_wrong_nor_checked(half: bool) -> None:
+    """DiffusionNFT before the first step, where no sample of a reward is better than another."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    x, target = torch.randn(6, 5, 3), torch.randn(6, 5, 2)
+
+    def collected(r: Tensor) -> bool:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), record(model):
+            v = model(x).float()
+        old = v.detach()
+        plus, minus = ((b - target).square().mean((1, 2)) for b in (0.9 * old + 0.1 * v, 1.1 * old - 0.1 * v))
+        mask = torch.tensor([[True, True]] * 3 + [[True, False]] * 3)
+        objectives = as_objectives(AffineLoss.interpolate(plus, minus, r, mask))
+        graph = explore(objectives.roots)
+        collect(objectives, Rows(list(model.parameters()), 2), graph, collector="linear", check=True)
+        return not graph.unchecked
+
+    assert not collected(torch.full((6, 2), 0.5))
+    assert collected(torch.rand(6, 2))
+
+
 class TiedAndDirect(nn.Module):
     def __init__(self, direct: bool) -> None:
         super().__init__()
