@@ -10,13 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import BertTokenizer, BlipTextModel, BlipVisionModel
 
-from blip_reference import ImageRewardReference
+from blip_reference import ImageRewardReference, randomize
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.rewards import ImageReward, Reward, RewardSet, make_reward
 from gradbalance_diffusers.rewards.blip_keys import IGNORED, blip_configs, to_transformers
 from gradbalance_diffusers.rewards.imagereward_model import ImageRewardModel
 from gradbalance_diffusers.rewards.images import resized_with_pil
-from open_clip_reference import randomize
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "red", "cat", "##s", ",", '"']
 HEADS = {"vision_heads": 4, "text_heads": 2}
@@ -27,10 +26,6 @@ def small(seed: int = 0) -> ImageRewardReference:
     """2 and 3 layers, 12x12 pictures in patches of 4, two token ids more than the tokenizer has, random weights."""
     model = ImageRewardReference(vision=(2, 32, 4, 40, 3, 4), text=(3, 24, 2, 28), vocabulary=len(WORDS) + 2, length=48)
     randomize(model, seed)
-    with torch.no_grad():
-        for layer in model.mlp.layers:  # 1024 features of that size would drown the rest in rounding errors
-            if isinstance(layer, torch.nn.Linear):
-                layer.weight *= 4 / layer.in_features**0.5
     return model.eval()
 
 
@@ -140,8 +135,7 @@ def test_scores_through_the_public_entry(
         with torch.no_grad():
             expected.append(reference(pixels[i : i + 1], ids, torch.ones_like(ids)).item())
     assert found == pytest.approx(expected, abs=1e-5)
-    assert len(set(found)) == 5
-    assert found[0] != found[1]  # other pictures
+    assert build()(pictures[:1].expand(5, -1, -1, -1), prompts)[0] != pytest.approx(found[1:], abs=1e-3)
     assert isinstance(build(), Reward)
 
 
@@ -150,7 +144,8 @@ def test_each_picture_is_scored_for_its_own_prompt(build: Callable[..., ImageRew
     prompts = ["red", "cat", "a b", "c", "d"]
     together = reward(pictures, prompts)
     assert together == pytest.approx([reward(pictures[i : i + 1], [prompts[i]])[0] for i in range(5)], abs=1e-5)
-    assert reward(pictures[:1], ["cat"]) != pytest.approx(together[:1], abs=1e-5)
+    assert reward(pictures[:1], ["cat"]) != pytest.approx(together[:1], abs=1e-3)
+    assert reward(pictures[1:2], ["red"]) != pytest.approx(together[:1], abs=1e-3)
 
 
 def test_lower_precision(build: Callable[..., ImageReward], pictures: Tensor) -> None:
