@@ -41,15 +41,23 @@ def load_pipeline(
         load_t5: Load the T5 encoder if the model has one; False saves its memory, zeros take its place.
         encoders_on_cpu: Leave the text encoders on the CPU.
         local_files_only: Never use the network.
+
+    Raises:
+        InvalidArgumentError: Nothing there that can be loaded.
     """
     source = {"revision": revision, "local_files_only": local_files_only}
-    index = StableDiffusion3Pipeline.load_config(str(path), **source)
-    without_t5 = {}
-    if not load_t5 or index.get("text_encoder_3", [None, None])[0] is None:
-        without_t5 = {"text_encoder_3": None, "tokenizer_3": None}
-    pipeline = StableDiffusion3Pipeline.from_pretrained(
-        str(path), dtype=torch_dtype, variant=variant, **source, **without_t5
-    )
+    try:
+        index = StableDiffusion3Pipeline.load_config(str(path), **source)
+        without_t5 = {}
+        if not load_t5 or index.get("text_encoder_3", [None, None])[0] is None:
+            without_t5 = {"text_encoder_3": None, "tokenizer_3": None}
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            str(path), dtype=torch_dtype, variant=variant, **source, **without_t5
+        )
+    except OSError as error:  # the hub's errors are OSErrors
+        raise InvalidArgumentError(
+            f"`model.path` must be a folder or a hub id of a diffusers pipeline. Found {str(path)!r}: {error}"
+        ) from error
     for name, part in pipeline.components.items():
         if device is not None and isinstance(part, nn.Module) and not (encoders_on_cpu and name in TEXT_ENCODERS):
             part.to(device)

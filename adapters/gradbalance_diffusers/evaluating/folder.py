@@ -84,20 +84,19 @@ class EvaluationFolder:
         """Fix the prompts of this evaluation.
 
         Raises:
-            StateError: It has others already.
+            StateError: It has pictures of others already.
         """
         rows = [{"prompt": p.text, "source": p.source, "metadata": dict(p.metadata)} for p in prompts]
         content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         file = self.path / "prompts.jsonl"
-        if file.is_file() and file.read_bytes() != content:
+        if file.is_file() and file.read_bytes() != content and self.models():
             raise StateError(
                 f"{file} holds {len(self.prompts())} other prompts than the {len(prompts)} asked for: models are "
                 "compared on the same prompts. Give the same prompt files and --prompts-per-source, or another "
                 "--output."
             )
-        if not file.is_file():
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(file, content)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(file, content)
 
     def prompts(self) -> list[Prompt]:
         """The prompts of this evaluation.
@@ -119,7 +118,7 @@ class EvaluationFolder:
     def models(self) -> list[str]:
         """Names of the models that have pictures, in the order in which they were added."""
         found = [(json.loads(file.read_text("utf-8"))["number"], file.parent.name) for file in self._manifests()]
-        return [name for _, name in sorted(found)]
+        return [name for _, name in sorted(found) if self.pictures(name)]
 
     def manifest(self, model: str) -> dict[str, Any]:
         """What the pictures of a model were made with.
@@ -141,7 +140,7 @@ class EvaluationFolder:
         Args:
             model: Its name.
             settings: Dotted key to value of everything that changes the pictures.
-            notes: What else is worth keeping: paths, versions. Written the first time only.
+            notes: What else is worth keeping: paths, versions. They stay while the settings do.
 
         Raises:
             InvalidArgumentError: The name cannot be that of a folder.
@@ -153,17 +152,19 @@ class EvaluationFolder:
             )
         settings = json.loads(json.dumps(dict(settings)))
         file = self._model(model) / "manifest.json"
+        number = len(self._manifests())
         if file.is_file():
-            known = self.manifest(model)["settings"]
+            known, number = self.manifest(model)["settings"], self.manifest(model)["number"]
             keys = [key for key in {**known, **settings} if known.get(key) != settings.get(key)]
-            if keys:
+            if not keys:
+                return
+            if self.pictures(model):
                 listing = "; ".join(f"{key}: {known.get(key)!r} there, {settings.get(key)!r} now" for key in keys)
                 raise StateError(
                     f"The pictures of {model!r} in {file.parent} were made with other settings ({listing}). Repeat the "
                     f"settings, choose another name or --output, or remove {file.parent}."
                 )
-            return
-        record = {"number": len(self.models()), "settings": settings, "notes": dict(notes)}
+        record = {"number": number, "settings": settings, "notes": dict(notes)}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(record, indent=1, ensure_ascii=False).encode())
 

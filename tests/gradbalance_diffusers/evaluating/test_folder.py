@@ -22,6 +22,10 @@ def folder(tmp_path: Path, prompts: list[Prompt]) -> EvaluationFolder:
 
 def test_prompts_come_back_and_are_fixed(folder: EvaluationFolder, prompts: list[Prompt]) -> None:
     assert folder.prompts() == prompts
+    folder.write_prompts(prompts[:1])
+    folder.write_prompts(prompts)  # nothing was made of the others yet
+    folder.add_model("a", {}, {})
+    folder.save_image("a", Picture(0, 0), b"")
     folder.write_prompts(prompts)
     with pytest.raises(StateError, match="3 other prompts than the 2 asked for"):
         folder.write_prompts(prompts[:2])
@@ -29,8 +33,12 @@ def test_prompts_come_back_and_are_fixed(folder: EvaluationFolder, prompts: list
 
 
 def test_models_keep_their_order_and_their_settings(folder: EvaluationFolder) -> None:
-    folder.add_model("zebra", {"steps": 4, "size": (1, 2)}, {"path": "a"})
+    folder.add_model("zebra", {"steps": 9}, {"path": "mistaken"})
+    folder.add_model("zebra", {"steps": 4, "size": (1, 2)}, {"path": "a"})  # there are no pictures of the first yet
     folder.add_model("ant", {"steps": 4}, {})
+    assert folder.models() == []
+    for name in ("ant", "zebra"):
+        folder.save_image(name, Picture(0, 0), b"")
     assert folder.models() == ["zebra", "ant"]
     folder.add_model("zebra", {"steps": 4, "size": (1, 2)}, {"path": "moved"})
     assert folder.manifest("zebra")["notes"] == {"path": "a"}

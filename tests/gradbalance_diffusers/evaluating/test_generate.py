@@ -165,8 +165,7 @@ def test_a_lora_without_effect_is_named(run: Run, lora_path: Path, load_policy: 
     load_policy().save_lora(lora_path)  # B is zero, as before training
     with pytest.raises(InvalidArgumentError, match=rf"The LoRA {lora_path} must change the model.*bit for bit"):
         run("base", f"untrained={lora_path}")
-    assert run("base").models() == ["base", "untrained"]
-    assert not run("base").pictures("untrained")
+    assert run("base").models() == ["base"]
 
 
 def test_a_lora_that_breaks_the_model_is_named(
@@ -202,3 +201,9 @@ def test_text_encoders_may_wait_on_the_cpu(run: Run, model: ModelConfig) -> None
     kept = contents(run("base@3", place="kept"), "base-cfg3")
     waiting = run("base@3", place="waiting", model=replace(model, text_encoders="offload"))
     assert contents(waiting, "base-cfg3") == kept
+
+
+def test_a_base_model_that_is_not_there_can_be_corrected(run: Run, model: ModelConfig, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"`model\.path` must be a folder or a hub id .*nowhere"):
+        run("base", model=replace(model, path=str(tmp_path / "nowhere")))
+    assert run("base").models() == ["base"]
