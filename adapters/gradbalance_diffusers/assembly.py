@@ -19,7 +19,8 @@ def configure_torch(config: RunConfig) -> None:
     """Threads, TF32 and the global seed of the process."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    if torch.cuda.is_available():  # the precision of CPUs stays as it is
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     torch.manual_seed(config.seed)
 
 
