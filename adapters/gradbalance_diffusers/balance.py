@@ -13,6 +13,8 @@ from .config import BalanceConfig
 from .rewards.base import RewardTable
 
 WEIGHTED_SUM = "weighted-sum"
+# Of batches in a ConflictMeter, whose memory goes with them. Errors are then themselves known to about a quarter.
+_GROUPS = 8
 
 
 def make_balancer(
@@ -53,6 +55,11 @@ def make_balancer(
     raise gb.InvalidArgumentError(
         f"`balance.method` must be one of marble, mgda, mgda-raw, nash, mean, weighted-sum. Found {method!r}."
     )
+
+
+def conflict_meter(config: BalanceConfig) -> gb.ConflictMeter | None:
+    """What estimates from the rows of refreshes which rewards conflict, in host memory; None if not asked for."""
+    return gb.ConflictMeter(groups=_GROUPS, device="cpu") if config.measure_conflicts else None
 
 
 class Observed:

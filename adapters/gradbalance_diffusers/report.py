@@ -10,6 +10,7 @@ from string import Template
 from .charts import Series, dumbbell, line_chart
 from .report_balance import balance_section
 from .report_colors import color, label
+from .report_conflicts import conflicts_section
 from .report_data import Row, RunData, read_run, running_mean, thinned
 from .report_pictures import picture_sections
 from .run_folder import write_whole
@@ -21,7 +22,8 @@ def write_report(run_folder_path: str | Path) -> Path:
     """Write ``report.html`` into the folder of a run, finished or going on.
 
     The page holds its pictures and charts itself: rewards before and after on held-out prompts, reward curves,
-    coefficients, cosines and norms, what was skipped, before/after pictures chosen by a stated rule, the configuration.
+    coefficients, cosines and norms, which rewards conflict, what was skipped, before/after pictures chosen by a stated
+    rule, the configuration.
 
     Args:
         run_folder_path: The folder, as :class:`gradbalance_diffusers.run_folder.RunFolder` writes it.
@@ -50,6 +52,7 @@ def write_report(run_folder_path: str | Path) -> Path:
                 picture_sections(run),
                 _curves(run),
                 balance_section(run),
+                conflicts_section(run),
                 _optimization(run),
                 _skipped(run),
                 _configuration(run),

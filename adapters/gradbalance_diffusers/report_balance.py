@@ -1,11 +1,10 @@
-"""The section of a report on the gradients: coefficients, cosines, norms, weights, and which rewards pull apart."""
+"""The section of a report on the gradients: coefficients, cosines, norms and weights."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import Literal
 
-from .charts import Series, line_chart, number
+from .charts import Series, line_chart
 from .report_colors import color
 from .report_data import RunData, thinned
 
@@ -31,7 +30,7 @@ def balance_section(run: RunData) -> str:
         )
     return (
         f'<h2>How the gradients were balanced</h2><p class="note">{text}</p>'
-        f'<div class="panels broad">{"".join(charts)}</div>{_conflicts(run)}'
+        f'<div class="panels broad">{"".join(charts)}</div>'
     )
 
 
@@ -64,31 +63,6 @@ def _cosine_chart(run: RunData) -> str:
     ]
     title = "Cosine of the direction with the rewards’ own gradients"
     return line_chart(series, title=title, zero=True, marks=run.stage_marks, width=480, height=250)
-
-
-def _conflicts(run: RunData) -> str:
-    names = run.objectives
-    pairs = {(a, b): run.mean_conflict(a, b) for a in names for b in names if a != b}
-    if all(value is None for value in pairs.values()):
-        return ""
-    head = "".join(f'<th style="color:{color(run, name)}">{escape(name)}</th>' for name in names[:-1])
-    body = ""
-    for i, a in enumerate(names[1:], start=1):
-        body += f'<tr><th style="color:{color(run, a)}">{escape(a)}</th>'
-        body += "".join(_heat_cell(pairs[a, b]) for b in names[:i]) + "</tr>"
-    return (
-        "<h3>Which rewards pull together, which apart</h3>"
-        '<p class="note">Mean cosine between two rewards’ gradients over the steps that collected them. Batch noise '
-        "draws these numbers towards zero.</p>"
-        f'<div class="scroll"><table class="heat"><tr><th></th>{head}</tr>{body}</table></div>'
-    )
-
-
-def _heat_cell(value: float | None) -> str:
-    if value is None:
-        return "<td>–</td>"
-    base, share = "var(--agree)" if value >= 0 else "var(--pull)", round(min(1.0, abs(value)) * 75)
-    return f'<td style="background:color-mix(in srgb, {base} {share}%, var(--card))">{number(round(value, 2))}</td>'
 
 
 def _known(values: dict[str, float | None]) -> list[float]:

@@ -58,6 +58,11 @@ class RunData:
         return [row for row in self.train if row.get("cosines")]
 
     @cached_property
+    def measured(self) -> Row | None:
+        """The last optimizer step that tells what a conflict meter had found; None without one."""
+        return next((row for row in reversed(self.train) if row.get("expected")), None)
+
+    @cached_property
     def stage_marks(self) -> list[tuple[float, str]]:
         """First step and name of every stage, if there is more than one."""
         first: dict[str, float] = {}

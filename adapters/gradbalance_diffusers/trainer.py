@@ -146,6 +146,7 @@ class NFTTrainer:
                     advantages=advantages,
                     result=result,
                     old_decay=self.old_schedule(self.step),
+                    meter=self.update.meter,
                 )
             )
         self.policy.blend_old(self.old_schedule(self.step))

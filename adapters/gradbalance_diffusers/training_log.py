@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -25,8 +26,11 @@ def training_row(
     advantages: Advantages,
     result: StepResult,
     old_decay: float,
+    meter: gb.ConflictMeter | None = None,
 ) -> dict[str, Any]:
     """One optimizer step: rewards of the epoch's samples, the balance, and what the step did.
+
+    ``expected`` is what ``meter`` has found so far, on the steps that fed it.
 
     ``loss`` is the mean of (L+ + L-)/2; it says how well the policy denoises, not how good the rewards are.
     """
@@ -53,12 +57,20 @@ def training_row(
         "collector": info.collector,
         "cosines": _named(names, info.cosines),
         "conflicts": _pairs(names, info),
+        "expected": measured(meter) if info.refreshed and meter is not None else None,
         "inactive": list(info.inactive),
         "skipped": list(info.skipped),
         "overflows": result.overflows,
         "loss_scale": result.loss_scale,
         "degenerate_groups": _named(names, advantages.degenerate),
     }
+
+
+def measured(meter: gb.ConflictMeter) -> dict[str, Any] | None:
+    """What a conflict meter has found: cosines with their standard errors; None before the second batch."""
+    if meter.batches < 2:
+        return None
+    return {"batches": meter.batches, "pairs": [asdict(pair) for pair in meter.pairs()]}
 
 
 def evaluation_row(evaluation: Evaluation, base: Evaluation, *, step: int) -> dict[str, Any]:

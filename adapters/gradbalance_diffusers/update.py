@@ -15,7 +15,7 @@ from tqdm import tqdm
 import gradbalance as gb
 
 from .advantages import Advantages
-from .balance import make_balancer
+from .balance import conflict_meter, make_balancer
 from .config import Config
 from .ema import WeightEMA
 from .learning_rate import learning_rate_factor
@@ -91,7 +91,8 @@ class PolicyUpdate:
         self.scaler = torch.amp.GradScaler(policy.device.type) if fp16 else None
 
     def enter_stage(self, stage: Stage) -> None:
-        """A balancer of the stage's own, around the same inner optimizer."""
+        """A balancer and a conflict meter of the stage's own, around the same inner optimizer."""
+        self.meter = conflict_meter(self.config.balance)
         self.optimizer = gb.BalancedOptimizer(
             self.inner_optimizer,
             make_balancer(self.config.balance, stage.method, stage.rewards),
@@ -99,6 +100,7 @@ class PolicyUpdate:
             collector=self.config.balance.collector,
             scaler=self.scaler,
             on_nonfinite=self.config.optimizer.on_nonfinite,
+            on_rows=None if self.meter is None else self.meter.update,
         )
 
     def step(self, data: EpochData, samples: Tensor) -> StepResult:
@@ -209,12 +211,13 @@ class PolicyUpdate:
         return positive, negative, kl_term(velocity, velocity_reference) if loss.kl_weight else None
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer with its balancer, the schedule, the average and the loss scale."""
+        """State of the optimizer with its balancer, the schedule, the average, the loss scale, the conflict meter."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "ema": self.ema.state_dict(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,3 +227,5 @@ class PolicyUpdate:
         self.ema.load_state_dict(state["ema"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
+        if self.meter is not None:
+            self.meter.load_state_dict(state["meter"])

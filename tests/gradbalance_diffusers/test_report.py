@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import gradbalance as gb
 from gradbalance.errors import InvalidArgumentError
 from gradbalance_diffusers.charts import Series, dumbbell, line_chart, log_ticks, nice_ticks
 from gradbalance_diffusers.config import load_config
@@ -19,6 +20,7 @@ from gradbalance_diffusers.report import headline, write_report
 from gradbalance_diffusers.report_data import read_run, running_mean, thinned
 from gradbalance_diffusers.report_pictures import cases
 from gradbalance_diffusers.run_folder import RunFolder
+from gradbalance_diffusers.training_log import measured
 from html_page import parse
 
 NAMES = ["saturation", "contrast", "background", "ocr", "geneval"]
@@ -74,9 +76,20 @@ def train_row(epoch, epochs, rng):
         "collector": "linear",
         "cosines": {n: 0.4 + 0.05 * rng.normal() for n in NAMES} if refreshed else None,
         "conflicts": pairs if refreshed else None,
+        "expected": expected(1 + epoch // 8, rng) if refreshed and epoch else None,
         "inactive": ["geneval"] if epoch == 5 else [],
         "degenerate_groups": {"ocr": 2, "geneval": 3},
     }
+
+
+def expected(batches, rng):
+    """What a conflict meter logs, from one that has seen as many batches."""
+    meter, means = gb.ConflictMeter(groups=8), rng.normal(size=(5, 40))
+    means[1] -= means[0]
+    means[4] = 0.02 * means[4]
+    for _ in range(batches):
+        meter.update(torch.tensor(means + 2 * rng.normal(size=(5, 40))), NAMES)
+    return measured(meter)
 
 
 def evaluate(folder, config, epoch, epochs, rng):
@@ -154,6 +167,57 @@ def test_what_was_left_out_is_counted(run):
     html = write_report(run).read_text("utf-8")
     row = html.split("What was left out")[1].split('<span class="name">ocr</span>')[1].split("</tr>")[0]
     assert re.findall(r"<td>([^<]*)</td>", row) == ["72.0", "1", "120", "0"]
+
+
+def conflicts_of(path):
+    return write_report(path).read_text("utf-8").partition("Do the rewards conflict?")[2].partition("<h2>")[0]
+
+
+def test_conflicts_are_those_of_the_last_refresh(run):
+    html = conflicts_of(run)
+    last = [row for row in read_run(run).train if row["expected"]][-1]["expected"]
+    assert last["batches"] == 8
+    verdicts = Counter(pair["verdict"] for pair in last["pairs"])
+    assert len(verdicts) > 1
+    assert f"Of 10 pairs of rewards <b>{verdicts['conflict']}</b> conflict" in html
+    assert f"<b>{verdicts['not yet known']}</b> it is not yet known" in html
+    assert "the batches of 8 refreshes:" in html
+    assert "A few refreshes say little" in html
+    for pair in last["pairs"]:
+        if pair["cosine"] is not None:
+            number = f"{abs(pair['cosine']):.2f}"
+            assert re.search(rf"[+−]{number} <span class=\"error\">± {pair['error']:.2f}", html), pair
+    assert html.count('<td class="unknown">') == sum(
+        pair["verdict"] == "not yet known" and pair["cosine"] is not None for pair in last["pairs"]
+    )
+
+
+def test_cosines_that_noise_hides_are_said_to_be(tmp_path):
+    rng = np.random.default_rng(3)
+    with RunFolder(tmp_path) as folder:
+        folder.write_config(load_config("tiny", ["loss.center=false"]))
+        for epoch in (0, 8):
+            row = train_row(epoch, 16, rng)
+            if epoch:
+                row["expected"]["pairs"][0] |= {"cosine": math.nan, "error": math.nan, "verdict": "not yet known"}
+            folder.log(row)
+    html = conflicts_of(tmp_path)
+    assert "noise hides it" in html
+    assert "make" in html
+    assert "loss.center: false" in html
+    assert "nan" not in html
+
+
+def test_in_batch_cosines_are_shown_as_what_they_are_without_a_meter(tmp_path):
+    rng = np.random.default_rng(0)
+    with RunFolder(tmp_path) as folder:
+        folder.write_config(load_config("tiny", ["balance.measure_conflicts=false"]))
+        for epoch in range(9):
+            folder.log(train_row(epoch, 9, rng) | {"expected": None})
+    html = conflicts_of(tmp_path)
+    assert "This does not answer the question" in html
+    assert "balance.measure_conflicts: true" in html
+    assert html.count("<td style=") == 10
 
 
 def test_prompts_are_escaped(run):

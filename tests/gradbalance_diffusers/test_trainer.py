@@ -33,6 +33,30 @@ def test_interrupted_run_continues_bit_for_bit(make: Make, calls: int) -> None:
     assert len(rows(whole, "train")) == 4
 
 
+def test_conflicts_are_measured_across_interruptions(make: Make) -> None:
+    """From the rows of independent refreshes, without a pass more; the policy that results is the same."""
+    options = ("balance.interval=1", "run.epochs=5", "run.checkpoint_every=1", "evaluation.every=100")
+    whole = make("whole", *options, "balance.measure_conflicts=true")
+    whole.fit()
+    broken = make("broken", *options, "balance.measure_conflicts=true", rewards=Interrupting(whole.config, 5))
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit()
+    resumed = make("broken", *options, "balance.measure_conflicts=true", resume=True)
+    resumed.resume()
+    assert resumed.update.meter is not None
+    assert 2 <= resumed.update.meter.batches < 5
+    resumed.fit()
+    assert outcome(resumed) == outcome(whole)
+    found = [row["expected"] for row in rows(whole, "train")]
+    assert found[0] is None
+    assert [row["batches"] for row in found[1:]] == [2, 3, 4, 5]
+    assert len(found[-1]["pairs"]) == 3
+    assert {pair["verdict"] for pair in found[-1]["pairs"]} <= {"conflict", "aligned", "not yet known"}
+    plain = make("plain", *options)
+    plain.fit()
+    assert all(torch.equal(p, whole.policy.parameters[name]) for name, p in plain.policy.parameters.items())
+
+
 def test_resuming_with_another_configuration_is_refused(make: Make) -> None:
     make("run").fit()
     other = make("run", "loss.guidance_beta=0.5", resume=True)
