@@ -193,7 +193,7 @@ class EvaluationFolder:
 
         Raises:
             InvalidArgumentError: A name cannot be that of a file.
-            StateError: A name stands for another metric here.
+            StateError: A name stands for another metric here, which has scored pictures.
         """
         known = self.metrics()
         for metric in metrics:
@@ -203,12 +203,13 @@ class EvaluationFolder:
                     "it one: {name: ..., kind: " + metric.scorer + "}."
                 )
             record = {"kind": metric.scorer, "options": metric.options}
-            before = known.setdefault(metric.name, record)
-            if _essence(before) != _essence(record):
+            before = known.get(metric.name, record)
+            if not list(self.path.glob(f"models/*/scores/{metric.name}.jsonl")):
+                known[metric.name] = record
+            elif _essence(before) != _essence(record):
                 raise StateError(
                     f"The metric {metric.name!r} of {self.path} is {_essence(before)}, not {_essence(record)}. Give "
-                    f"the other one a name of its own, or remove models/*/scores/{metric.name}.jsonl and its entry in "
-                    "metrics.json."
+                    f"the other one a name of its own, or remove models/*/scores/{metric.name}.jsonl."
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / "metrics.json", json.dumps(known, indent=1).encode())

@@ -79,7 +79,9 @@ def test_a_picture_that_is_there_stays(folder: EvaluationFolder) -> None:
 def test_a_metric_may_move_to_another_device_but_not_change(
     folder: EvaluationFolder, metric: Callable[..., RewardConfig]
 ) -> None:
-    folder.add_metrics([metric("bright", device="cpu")])
+    folder.add_metrics([metric("bright", path="mistaken")])
+    folder.add_metrics([metric("bright", device="cpu")])  # the first has not scored anything
+    folder.append_scores("a", "bright", [Score(Picture(0, 0), 1.0)])
     folder.add_metrics([metric("bright", device="cuda:1", batch_size=4), metric("other")])
     assert list(folder.metrics()) == ["bright", "other"]
     with pytest.raises(StateError, match=r"'bright' of .* is recorded_metric:Recorded \{\}, not .*\{\"path\": \"x\"\}"):
