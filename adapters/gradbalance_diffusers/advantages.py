@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -30,6 +30,10 @@ class Advantages:
     mask: Tensor
     degenerate: Tensor
     groups: Tensor
+
+    def index(self, idx: Tensor) -> Advantages:
+        """Those of the samples ``idx``; the counts of groups stay those of all."""
+        return replace(self, values=self.values[idx], mask=self.mask[idx])
 
 
 def group_advantages(

@@ -16,6 +16,7 @@ from gradbalance.errors import GradBalanceError
 from .config import PRESETS, Config, load_config
 from .schema import Section, describe, field_docs, type_hints
 from .sections import Method
+from .session import first_rank_prints
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
     >>> parse_arguments(["--preset", "tiny", "--epochs", "3", "optimizer.lr=1e-3"]).config.optimizer.lr
     0.001
     """
-    parser = _parser()
-    given = parser.parse_intermixed_args(arguments)
-    try:
-        config = load_config(_origin(given), [*given.overrides, *_shortcuts(given)])
-    except GradBalanceError as error:
-        parser.error(str(error))
-    if given.print_config:
-        print(config.to_yaml(), end="")
-        parser.exit()
+    with first_rank_prints():
+        parser = _parser()
+        given = parser.parse_intermixed_args(arguments)
+        try:
+            config = load_config(_origin(given), [*given.overrides, *_shortcuts(given)])
+        except GradBalanceError as error:
+            parser.error(str(error))
+        if given.print_config:
+            print(config.to_yaml(), end="")
+            parser.exit()
     return Arguments(config, given.resume, given.overwrite, given.dry_run)
 
 

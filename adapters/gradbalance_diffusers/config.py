@@ -68,6 +68,7 @@ _FREE_ON_RESUME = frozenset(
         "run.threads",
         "run.reward_threads",
         "run.reward_timeout",
+        "run.timeout",
         "run.trackers",
     }
 )

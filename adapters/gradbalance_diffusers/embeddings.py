@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gradbalance.errors import InvalidArgumentError, StateError
+
+from .progress import progress_bar
 
 if TYPE_CHECKING:
     from .generator import SD3Generator
@@ -197,7 +198,7 @@ class PromptEncoder:
             self._move(self.policy.device)
         chunks = range(0, len(missing), self.batch_size)
         try:
-            for start in tqdm(chunks, desc="encoding prompts", leave=False, disable=len(chunks) < 100):
+            for start in progress_bar(chunks, desc="encoding prompts", leave=False, disable=len(chunks) < 100):
                 chunk = missing[start : start + self.batch_size]
                 embeddings = encode_prompts(self.policy, chunk).to("cpu")
                 for i, text in enumerate(chunk):

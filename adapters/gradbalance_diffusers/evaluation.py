@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import gradbalance as gb
 from gradbalance import InvalidArgumentError
 
 from .config import EvaluationConfig, SamplingConfig
@@ -18,6 +20,7 @@ from .policy import SD3Policy
 from .prompts import Prompt
 from .rewards.base import RewardSet
 from .rollout import roll_out
+from .share import Share
 
 
 def mean_and_error(values: Tensor) -> dict[str, float | int | None]:
@@ -44,7 +47,7 @@ class Evaluation:
         prompts: The N prompts.
         values: ``[N, K]`` float64, NaN where a reward does not apply.
         mask: ``[N, K]`` bool.
-        images: ``[N, 3, H, W]`` in [0, 1], or None.
+        images: Some of the pictures by the number of their prompt, ``[3, H, W]`` in [0, 1].
     """
 
     epoch: int
@@ -52,7 +55,7 @@ class Evaluation:
     prompts: list[Prompt]
     values: Tensor
     mask: Tensor
-    images: Tensor | None = None
+    images: Mapping[int, Tensor] = field(default_factory=dict)
 
     def summary(self) -> dict[str, dict[str, float | int | None]]:
         """Mean and standard error over the prompts that each reward applies to."""
@@ -110,19 +113,48 @@ def evaluate(
     *,
     size: tuple[int, int],
     epoch: int,
+    ranks: gb.distributed.Ranks | None = None,
 ) -> Evaluation:
-    """One picture per prompt by the default policy; picture i always has seed ``config.seed + i``."""
-    with policy.role("default"):
-        rollout = roll_out(
-            policy,
-            encoder,
-            rewards,
-            prompts,
-            [config.seed + i for i in range(len(prompts))],
-            replace(sampling, steps=config.steps, solver=config.solver),
-            size=size,
-            keep_images=True,
-            description="evaluation",
-        )
-    table = rollout.rewards
-    return Evaluation(epoch, tuple(table.names), rollout.prompts, table.values, table.mask, rollout.images)
+    """One picture per prompt by the default policy; picture i always has seed ``config.seed + i``.
+
+    Ranks (None for all there are) make and score a part each, and all get the result, with the pictures of the first
+    ``config.saved_images`` prompts of each source.
+    """
+    share = Share(torch.arange(len(prompts)), ranks or gb.distributed.Ranks("average"))
+    own = share.own.tolist()
+    scores, pictures = None, torch.empty(0, 3, *size)
+    shown = first_of_each_source(prompts, config.saved_images)
+    if own:  # there may be fewer prompts than ranks
+        with policy.role("default"):
+            rollout = roll_out(
+                policy,
+                encoder,
+                rewards,
+                [prompts[i] for i in own],
+                [config.seed + i for i in own],
+                replace(sampling, steps=config.steps, solver=config.solver),
+                size=size,
+                keep_images=True,
+                description="evaluation",
+            )
+        assert rollout.images is not None
+        scores = rollout.rewards
+        pictures = rollout.images[[place for place, i in enumerate(own) if i in shown]]
+    table = share.gather_table(scores, rewards.names)
+    images = dict(zip(shown, share.gather(pictures, torch.tensor(shown, dtype=torch.int64)), strict=True))
+    return Evaluation(epoch, tuple(table.names), list(prompts), table.values, table.mask, images)
+
+
+def first_of_each_source(prompts: Sequence[Prompt], number: int) -> list[int]:
+    """Places of the first ``number`` prompts of each source, ascending.
+
+    >>> first_of_each_source([Prompt("a", "ocr"), Prompt("b", "ocr"), Prompt("c", "general")], 1)
+    [0, 2]
+    """
+    seen: Counter[str] = Counter()
+    places = []
+    for place, prompt in enumerate(prompts):
+        seen[prompt.source] += 1
+        if seen[prompt.source] <= number:
+            places.append(place)
+    return places

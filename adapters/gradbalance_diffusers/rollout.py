@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from .config import SamplingConfig
 from .embeddings import PromptEncoder, SampleEmbeddings
 from .policy import SD3Policy
+from .progress import progress_bar
 from .prompts import Prompt
 from .rewards.base import RewardSet, RewardTable
 from .sampling import sample_latents
@@ -69,7 +69,7 @@ def roll_out(
     embeddings = encoder.encode_samples([prompt.text for prompt in prompts])
     negative = encoder.encode([""]) if config.guidance_scale != 1.0 else None
     latents, images, pending = [], [], []
-    for start in tqdm(range(0, len(prompts), batch), desc=description, leave=False):
+    for start in progress_bar(range(0, len(prompts), batch), desc=description, leave=False):
         chunk = slice(start, start + batch)
         index = torch.arange(start, min(start + batch, len(prompts)))
         x0 = sample_latents(

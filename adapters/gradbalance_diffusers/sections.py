@@ -306,6 +306,9 @@ class RunConfig(Section):
     """Threads that score beside the sampling; reward k runs in thread k mod this."""
     reward_timeout: Positive | None = None
     """Longest wait in seconds for one reward on one batch; null waits for ever."""
+    timeout: Positive = 1800.0
+    """Longest time in seconds that one process waits for the others of a distributed run. They are apart by what rank 0
+    writes alone (checkpoints, pictures, report) and by how long each one's rewards take."""
     trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
     """Where metrics go beside metrics.jsonl, under the same names."""
 

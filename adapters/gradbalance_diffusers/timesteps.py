@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,6 +33,10 @@ class NoiseDraws:
     sigma: Tensor
     rows: Tensor
     seed: tuple[int, ...]
+
+    def index(self, idx: Tensor) -> NoiseDraws:
+        """The levels of the samples ``idx``, with the same noise."""
+        return replace(self, sigma=self.sigma[idx], rows=self.rows[idx])
 
     def noise(self, samples: Tensor, level: int, latent_shape: Sequence[int]) -> Tensor:
         """Standard normal noise ``[b, C, h, w]``, float32 on the CPU, of ``samples [b]`` at ``sigma[samples, level]``.

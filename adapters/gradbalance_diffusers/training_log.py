@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from itertools import combinations
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import gradbalance as gb
 
 from .advantages import Advantages
-from .config import EvaluationConfig
 from .evaluation import Evaluation
+from .first_rank import SilentFolder
 from .rewards.base import RewardTable
 from .run_folder import RunFolder
 from .update import StepResult
@@ -84,16 +83,9 @@ def evaluation_row(evaluation: Evaluation, base: Evaluation, *, step: int) -> di
     }
 
 
-def save_evaluation(folder: RunFolder, evaluation: Evaluation, config: EvaluationConfig) -> None:
-    """Per-prompt scores, and the pictures of the first ``config.saved_images`` prompts of each source."""
-    seen: Counter[str] = Counter()
-    grid = []
-    for i, prompt in enumerate(evaluation.prompts):
-        seen[prompt.source] += 1
-        if seen[prompt.source] <= config.saved_images:
-            grid.append(i)
-    images = {} if evaluation.images is None else {i: evaluation.images[i] for i in grid}
-    folder.save_evaluation(evaluation.as_json(grid), images)
+def save_evaluation(folder: RunFolder | SilentFolder, evaluation: Evaluation) -> None:
+    """Per-prompt scores, and the pictures that the evaluation has kept."""
+    folder.save_evaluation(evaluation.as_json(list(evaluation.images)), evaluation.images)
 
 
 def _named(names: tuple[str, ...], values: Any) -> dict[str, Any] | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 import gradbalance as gb
 
@@ -21,6 +20,7 @@ from .ema import WeightEMA
 from .learning_rate import learning_rate_factor
 from .nft import interpolate_noise, kl_term, nft_terms
 from .policy import SD3Policy
+from .progress import progress_bar
 from .rollout import Rollout
 from .stages import Stage
 from .timesteps import NoiseDraws
@@ -28,7 +28,7 @@ from .timesteps import NoiseDraws
 
 @dataclass(frozen=True)
 class EpochData:
-    """What the optimizer steps of one epoch need: S samples, T noise levels per sample, K objectives.
+    """What the optimizer steps of one epoch need: S samples of this rank, T noise levels per sample, K objectives.
 
     Attributes:
         rollout: The scored samples, with their clean latents ``[S, C, h, w]``.
@@ -79,12 +79,21 @@ class PolicyUpdate:
         policy: The policy that is trained.
         optimizer: A torch optimizer over ``policy.parameters``.
         total_steps: Optimizer steps of the whole run, for a cosine schedule.
+        ranks: That train together, each on its own samples, in the mode ``"average"``; None for all there are. The
+            parameters must start equal on all of them.
     """
 
     def __init__(
-        self, config: Config, policy: SD3Policy, optimizer: torch.optim.Optimizer, *, total_steps: int
+        self,
+        config: Config,
+        policy: SD3Policy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        total_steps: int,
+        ranks: gb.distributed.Ranks | None = None,
     ) -> None:
         self.config, self.policy, self.inner_optimizer = config, policy, optimizer
+        self.ranks = ranks or gb.distributed.Ranks("average")
         self.ema = WeightEMA(policy.parameters, decay=config.ema.decay, warmup=config.ema.warmup)
         self.scheduler = LambdaLR(optimizer, learning_rate_factor(config.optimizer, total_steps))
         fp16 = config.run.mixed_precision == "fp16"
@@ -100,11 +109,19 @@ class PolicyUpdate:
             collector=self.config.balance.collector,
             scaler=self.scaler,
             on_nonfinite=self.config.optimizer.on_nonfinite,
-            on_rows=None if self.meter is None else self.meter.update,
+            ranks=self.ranks,
+            on_rows=None if self.meter is None else self._measure,
         )
+
+    def _measure(self, blocks: Sequence[Tensor], names: tuple[str, ...]) -> None:
+        """Every rank has the same averaged rows, and one keeps the sums."""
+        if self.meter is not None and self.ranks.rank == 0:
+            self.meter.update(blocks, names)
 
     def step(self, data: EpochData, samples: Tensor) -> StepResult:
         """One optimizer step on ``samples`` of ``data``; a cycle of micro-batches over all (sample, level) pairs.
+
+        On several ranks each has data and samples of its own, possibly none in this step, and the step is that of all.
 
         Raises:
             NonFiniteError: NaN or Inf in a loss or a gradient that no lower loss scale can mend, unless
@@ -121,31 +138,40 @@ class PolicyUpdate:
     def _backward(self, data: EpochData, samples: Tensor) -> tuple[float, float]:
         """Gradients of all pairs into the optimizer's cycle; returns the mean denoising loss and the mean KL term."""
         levels = data.draws.sigma.shape[1]
-        pairs = len(samples) * levels
-        counts = data.advantages.mask[samples].sum(dim=0) * levels
-        micro = self.config.optimizer.micro_batch_size or len(samples)
-        batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro)]
+        micro = self.config.optimizer.micro_batch_size or max(1, len(samples))
+        batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro) if len(chunk)]
+        mask, world = data.advantages.mask, self.ranks.size
+        every = torch.cat([mask[samples], torch.ones(len(samples), 1, dtype=torch.bool)], dim=1)
+        *counts, pairs = (gb.distributed.global_counts(every, self.ranks.group) * levels).tolist()
+        share = 1.0
+        if not batches:
+            # The other ranks have samples. This one takes part with one that counts for nothing.
+            share, batches, mask = 0.0, [(torch.tensor([0]), 0)], torch.zeros_like(mask)
         # Sums stay on the device: reading them on every micro-batch would stall it.
-        denoising, divergence = torch.zeros(2, device=self.policy.device)
-        for chunk, level in tqdm(batches, desc="optimizing", leave=False, disable=len(batches) < 4):
-            positive, negative, kl = self._terms(data, chunk, level)
+        sums = torch.zeros(2, device=self.policy.device)
+        for chunk, level in progress_bar(batches, desc="optimizing", leave=False, disable=len(batches) < 4):
+            positive, negative, kl = (
+                None if term is None else share * term for term in self._terms(data, chunk, level)
+            )
             loss = gb.AffineLoss.interpolate(
                 self._scaled(positive),
                 self._scaled(negative),
                 data.r[chunk],
-                data.advantages.mask[chunk],
+                mask[chunk],
                 counts=counts,
                 center=self.config.loss.center,
                 batch_size=pairs,
                 names=data.names,
+                world_size=world,
             )
             outside = [] if loss.common is None else [loss.common]
             if kl is not None:
-                outside.append(self._scaled(self.config.loss.kl_weight * kl.sum() / pairs))
-                divergence = divergence + kl.detach().sum() / pairs
+                outside.append(self._scaled(self.config.loss.kl_weight * kl.sum() * world / pairs))
+                sums[1] += kl.detach().sum() / pairs
             self.optimizer.backward(loss, extra_loss=sum(outside) if outside else None)
-            denoising = denoising + (positive + negative).detach().sum() / (2 * pairs)
-        return float(denoising), float(divergence)
+            sums[0] += (positive + negative).detach().sum() / (2 * pairs)
+        denoising, divergence = gb.distributed.gather_samples(sums[None], self.ranks.group).sum(dim=0).tolist()
+        return denoising, divergence
 
     def _finish(self, loss: float, kl: float, overflows: int) -> StepResult | None:
         """Balance, clip and step; None if gradients overflowed and the cycle is to be repeated."""
@@ -227,5 +253,5 @@ class PolicyUpdate:
         self.ema.load_state_dict(state["ema"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        if self.meter is not None:
+        if self.meter is not None and state["meter"] is not None:
             self.meter.load_state_dict(state["meter"])

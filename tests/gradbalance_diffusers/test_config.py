@@ -234,6 +234,7 @@ def test_keys_free_on_resume_exist():
         "run.threads",
         "run.reward_threads",
         "run.reward_timeout",
+        "run.timeout",
         "run.trackers",
     }
 
