@@ -6,26 +6,29 @@ are left in their natural units (cross-entropy in nats, squared error in grey le
 has tuned weights: the squared error is some thirty times larger, so the sum serves it first.
 
     python examples/multitask.py --seeds 5 --output runs/multitask
+    torchrun --nproc_per_node 2 examples/multitask.py
 
-Prints a table (mean and standard error over seeds, on held-out pictures) and draws it. Needs scikit-learn and
-matplotlib.
+Prints a table (mean and standard error over seeds, on held-out pictures) and draws it. Several ranks share every batch
+and give the same result. Needs scikit-learn and matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from tqdm import tqdm
 
 import gradbalance as gb
 
+BATCH = 100
 TASKS = ("digit", "turn", "picture")
 METHODS: dict[str, Callable[[], gb.Balancer]] = {
     "sum": lambda: gb.Fixed([1.0, 1.0, 1.0]),
@@ -81,6 +84,10 @@ def data(seed: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 
 def train(balancer: gb.Balancer, seed: int, epochs: int, only: str | None = None) -> dict[str, float]:
     """Train on all tasks with ``balancer`` (or on one alone) and return the held-out scores."""
+    # Without a process group a single rank, which averages nothing. The losses are means: ranks need equal parts.
+    ranks = gb.distributed.Ranks("average")
+    if BATCH % ranks.size:
+        raise SystemExit(f"The number of ranks must divide the batch of {BATCH}, found {ranks.size}.")
     torch.manual_seed(seed)
     training, held_out = data(seed)
     model = SharedTrunk()
@@ -88,10 +95,11 @@ def train(balancer: gb.Balancer, seed: int, epochs: int, only: str | None = None
         {"params": list(model.trunk.parameters())},
         {"params": list(model.heads.parameters()), "balanced": False},  # each head gets its own task's plain gradient
     ]
-    optimizer = gb.BalancedOptimizer(torch.optim.Adam(groups, lr=2e-3), balancer)
+    optimizer = gb.BalancedOptimizer(torch.optim.Adam(groups, lr=2e-3), balancer, ranks=ranks)
     for _ in range(epochs):
-        for batch in torch.randperm(1200).split(100):
-            losses = model.losses(*(t[batch] for t in training))
+        for batch in torch.randperm(1200).split(BATCH):
+            own = batch.chunk(ranks.size)[ranks.rank]
+            losses = model.losses(*(t[own] for t in training))
             optimizer.backward({only: losses[only]} if only else losses)
             optimizer.step()
             optimizer.zero_grad()
@@ -127,11 +135,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--output", type=Path, default=Path("runs/multitask"))
     arguments = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:  # set by torchrun
+        distributed.init_process_group("gloo")
+    first = gb.distributed.Ranks("average").rank == 0
     arguments.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
 
     seeds = range(arguments.seeds)
-    with tqdm(total=arguments.seeds * (len(METHODS) + len(TASKS)), desc="runs") as progress:
+    with tqdm(total=arguments.seeds * (len(METHODS) + len(TASKS)), desc="runs", disable=not first) as progress:
 
         def run(balancer: gb.Balancer, seed: int, only: str | None = None) -> list[float]:
             scores = train(balancer, seed, arguments.epochs, only)
@@ -141,6 +152,10 @@ def main() -> None:
         alone = np.array([[run(gb.Mean(), seed, task)[k] for k, task in enumerate(TASKS)] for seed in seeds])
         results = {name: np.array([run(make(), seed) for seed in seeds]) for name, make in METHODS.items()}
 
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    if not first:
+        return
     print(f"{'':>10}" + "".join(f"{task:>18}" for task in TASKS) + f"{'mean change':>14}")
     for name, values in {"alone": alone, **results}.items():
         cells = [
