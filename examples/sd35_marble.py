@@ -5,6 +5,7 @@
     python examples/sd35_marble.py --preset sd35-medium             # train it
     python examples/sd35_marble.py --preset sd35-medium model.path=/models/sd3.5-medium
     python examples/sd35_marble.py --balance weighted-sum           # a baseline, everything else equal
+    torchrun --nproc_per_node 8 examples/sd35_marble.py --preset sd35-medium      # the same training on 8 GPUs
 
 `--help` lists the rest; `section.key=value` overrides any field of the preset.
 """
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 from gradbalance import GradBalanceError
+from gradbalance.distributed import Ranks
 from gradbalance_diffusers.assembly import (
     configure_torch,
     evaluation_prompts,
@@ -20,29 +22,34 @@ from gradbalance_diffusers.assembly import (
     make_optimizer,
     training_prompts,
 )
-from gradbalance_diffusers.cli import parse_arguments
+from gradbalance_diffusers.cli import Arguments, parse_arguments
 from gradbalance_diffusers.dry_run import dry_run
 from gradbalance_diffusers.estimate import estimate_table, present_gpu
+from gradbalance_diffusers.first_rank import open_run_folder
 from gradbalance_diffusers.model_shapes import shapes_of
-from gradbalance_diffusers.run_folder import RunFolder
+from gradbalance_diffusers.session import distributed_session
 from gradbalance_diffusers.trainer import NFTTrainer
 
 
 def main() -> None:
     arguments = parse_arguments()
-    config = arguments.config
-    configure_torch(config.run)
-    if arguments.dry_run:
-        checks = dry_run(config, resume=arguments.resume, overwrite=arguments.overwrite)
-        print(checks.table())
-        raise SystemExit(1 if checks.faults else 0)
+    with distributed_session(arguments.config) as ranks:
+        configure_torch(arguments.config.run)
+        if arguments.dry_run:
+            checks = dry_run(arguments.config, resume=arguments.resume, overwrite=arguments.overwrite)
+            print(checks.table())
+            raise SystemExit(1 if checks.faults else 0)
+        train(arguments, ranks)
 
+
+def train(arguments: Arguments, ranks: Ranks) -> None:
+    config = arguments.config
     rewards = load_rewards(config)
     prompts, held_out = training_prompts(config), evaluation_prompts(config)
-    with RunFolder(config.run.folder, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
+    with open_run_folder(config.run.folder, ranks, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
         folder.write_config(config)
         policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
-        print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu()))
+        print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu(), gpus=ranks.size))
         trainer = NFTTrainer(
             config,
             policy=policy,
@@ -51,6 +58,7 @@ def main() -> None:
             evaluation_prompts=held_out,
             optimizer=make_optimizer(config.optimizer, policy),
             folder=folder,
+            ranks=ranks,
         )
         if arguments.resume:
             trainer.resume()
