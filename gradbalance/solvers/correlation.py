@@ -188,8 +188,8 @@ def nearest_semidefinite(matrix: Array, rounding: float) -> tuple[Array, float]:
         InvalidArgumentError: An eigenvalue is below -K times ``rounding``.
     """
     count = len(matrix)
-    values, vectors = np.linalg.eigh(matrix)
-    smallest = float(values[0])
+    # Vectors, which take most of the time, are only needed for a repair.
+    smallest = float(np.linalg.eigvalsh(matrix)[0])
     if smallest < -count * rounding:
         raise InvalidArgumentError(
             f"`gram` should be positive semi-definite. Found an eigenvalue of {smallest:.3g} in its correlation "
@@ -197,6 +197,7 @@ def nearest_semidefinite(matrix: Array, rounding: float) -> tuple[Array, float]:
         )
     if smallest >= -1e-15 * count:
         return matrix, smallest
+    values, vectors = np.linalg.eigh(matrix)
     factor = vectors * np.sqrt(np.maximum(values, 0.0))
     diagonal = matrix.diagonal()
     scale = np.where(diagonal > 0, 1 / np.maximum(np.linalg.norm(factor, axis=1), 1e-150), 0.0)
