@@ -130,18 +130,20 @@ def _require_same(config: Config) -> None:
 
 def _tell_once(error: Exception, store: dist.Store, rank: int, world: int) -> None:
     """Write an error to the standard error if no other rank has written one: what follows from it is no news."""
+    what = f"{type(error).__name__}: {error}"
     try:
         first = store.add("failures", 1) == 1
-    except Exception:  # the process that keeps the store is gone, with whatever it knew
-        first = True
+    except Exception:  # the process that keeps the store is gone, having said why or not
+        print(f"\nRank {rank} of {world} has lost the others. {what}", file=sys.stderr, flush=True)
+        return
     if not first:
         with contextlib.suppress(Exception):
             store.wait(["told"], _SPEAKING)
         return
-    what = f"{type(error).__name__}: {error}"
     if not isinstance(error, GradBalanceError):  # not said for the user: a traceback helps
-        what = "".join(traceback.format_exception(error))
-    print(f"Rank {rank} of {world} has failed, which ends the job. {what}".rstrip(), file=sys.stderr, flush=True)
+        what = "".join(traceback.format_exception(error)).rstrip()
+    # A progress bar may have left the cursor at the end of a line.
+    print(f"\nRank {rank} of {world} has failed, which ends the job. {what}", file=sys.stderr, flush=True)
     with contextlib.suppress(Exception):
         store.set("told", "")
 
