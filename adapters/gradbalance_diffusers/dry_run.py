@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import gradbalance as gb
 
@@ -20,6 +21,7 @@ from .config import Config
 from .embeddings import PromptEncoder, SampleEmbeddings
 from .estimate import estimate_table, present_gpu
 from .model_shapes import shapes_of
+from .nft import optimality
 from .policy import SD3Policy
 from .prompts import Prompt, StratifiedSampler, load_sources
 from .rewards import Reward, RewardSet, make_reward
@@ -175,11 +177,12 @@ def _step(config: Config, policy: SD3Policy, rollout: Rollout, made: Check) -> N
     embeddings = SampleEmbeddings(rollout.embeddings.distinct, rollout.embeddings.rows[place])
     names = ["sum"] if stage.method == WEIGHTED_SUM else list(stage.rewards)
     draws = TimestepSampler.from_config(policy, config.timesteps, config.sampling.steps).draw(place, (config.run.seed,))
+    values = torch.randn(samples, len(names), generator=torch.Generator().manual_seed(config.run.seed))
     data = EpochData(
         rollout=replace(rollout, latents=rollout.latents[place], embeddings=embeddings),
         names=names,
-        advantages=_all_defined(samples, len(names)),
-        r=torch.rand(samples, len(names), generator=torch.Generator().manual_seed(config.run.seed)),
+        advantages=_all_defined(values),
+        r=optimality(values, config.loss.advantage_clip),
         draws=replace(draws, sigma=draws.sigma[:, :1]),
     )
     update = PolicyUpdate(config, policy, make_optimizer(config.optimizer, policy), total_steps=1)
@@ -198,10 +201,9 @@ def _step(config: Config, policy: SD3Policy, rollout: Rollout, made: Check) -> N
     )
 
 
-def _all_defined(samples: int, objectives: int) -> Advantages:
-    nothing = torch.zeros(objectives, dtype=torch.int64)
-    shape = samples, objectives
-    return Advantages(torch.zeros(shape), torch.ones(shape, dtype=torch.bool), nothing, nothing)
+def _all_defined(values: Tensor) -> Advantages:
+    nothing = torch.zeros(values.shape[1], dtype=torch.int64)
+    return Advantages(values, torch.ones_like(values, dtype=torch.bool), nothing, nothing)
 
 
 def _reset_peak(policy: SD3Policy) -> None:

@@ -141,8 +141,13 @@ class PolicyUpdate:
         micro = self.config.optimizer.micro_batch_size or max(1, len(samples))
         batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro) if len(chunk)]
         mask, world = data.advantages.mask, self.ranks.size
-        every = torch.cat([mask[samples], torch.ones(len(samples), 1, dtype=torch.bool)], dim=1)
+        signal = mask & (data.advantages.values != 0)
+        every = torch.cat([mask, signal, torch.ones(len(mask), 1, dtype=torch.bool)], dim=1)[samples]
         *counts, pairs = (gb.distributed.global_counts(every, self.ranks.group) * levels).tolist()
+        counts, signals = counts[: mask.shape[1]], counts[mask.shape[1] :]
+        # Where no sample of a reward is better than another, r is 1/2 everywhere: its row would be the pull to the old
+        # policy, or rounding before the first step, and the balancer would scale that up to a full objective.
+        mask = mask & (torch.tensor(signals) > 0)
         share = 1.0
         if not batches:
             # The other ranks have samples. This one takes part with one that counts for nothing.

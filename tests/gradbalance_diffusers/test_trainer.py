@@ -213,7 +213,11 @@ def test_the_sd35_recipe_trains_a_small_pipeline_of_that_architecture(t5_pipelin
             "prompts.images_per_prompt=3",
             "rewards=[saturation, jpeg_compressibility, contrast]",
         ],
-        *[f"evaluation.sources={json.dumps(files)}", "evaluation.steps=2", "evaluation.prompts_per_source=1"],
+        *[
+            "evaluation.sources={general: packaged, ocr: packaged}",
+            "evaluation.steps=2",
+            "evaluation.prompts_per_source=1",
+        ],
         *["optimizer.micro_batch_size=4", "run.epochs=2", f"run.folder={tmp_path / 'run'}"],
     ]
     config = load_config("sd35-medium", overrides)
@@ -236,3 +240,17 @@ def test_the_sd35_recipe_trains_a_small_pipeline_of_that_architecture(t5_pipelin
     assert [row["collector"] for row in log] == ["linear", None]
     assert log[1]["kl"] > 0
     assert any(not torch.equal(p, before[name]) for name, p in policy.parameters.items())
+
+
+def test_counting_missing_rewards_as_zero_weakens_only_those_that_miss(make: Make) -> None:
+    gradients = {
+        (name, missing): first_gradient(
+            make(f"{name}-{missing}", "loss.center=true", "balance.method=mean", "optimizer.max_grad_norm=null",
+                 f"loss.missing={missing}", f"stages=[{{name: one, epochs: 2, rewards: [{name}]}}]")
+        )
+        for name in ("contrast", "ocr")
+        for missing in ("mask", "zero")
+    }  # fmt: skip
+    assert torch.equal(gradients["contrast", "mask"], gradients["contrast", "zero"])
+    masked, counted = (torch.linalg.vector_norm(gradients["ocr", missing]) for missing in ("mask", "zero"))
+    assert 0 < counted < masked

@@ -12,6 +12,7 @@ from torch import Tensor
 import gradbalance as gb
 from gradbalance_diffusers.balance import make_balancer
 from gradbalance_diffusers.config import load_config
+from gradbalance_diffusers.rewards import RewardSet, make_reward
 from gradbalance_diffusers.trainer import NFTTrainer
 from small_run import Interrupting, Make, first_gradient, outcome, rows
 
@@ -116,6 +117,49 @@ def test_nan_raises_by_default_and_is_skipped_on_request(make: Make) -> None:
     assert skipped["grad_norm"] is None
     assert good["skipped"] == []
     assert skipped["lr"] == good["lr"], "a step that was not made does not move the schedule"
+
+
+class Constant:
+    """The same score for every picture."""
+
+    def __call__(self, images: Tensor, prompts: list[str], **metadata: Any) -> list[float]:
+        return [0.5] * len(images)
+
+
+@pytest.mark.parametrize("method", ["marble", "mgda", "mean"])
+@pytest.mark.parametrize("center", ["true", "false"])
+def test_a_reward_without_spread_takes_no_part(make: Make, method: str, center: str) -> None:
+    options = [f"balance.method={method}", f"loss.center={center}", *ONE, "loss.kl_weight=0.01"]
+    scored = make("all", *options)
+    names = scored.rewards.names
+    dead = RewardSet({name: Constant() if name == "contrast" else make_reward(name) for name in names})
+    trainer = make("dead", *options, rewards=dead)
+    trainer.train_epoch(0)
+    (row,) = rows(trainer, "train")
+    assert row["inactive"] == ["contrast"]
+    assert row["norms"]["contrast"] == 0
+    assert row["degenerate_groups"]["contrast"] == 3
+    if method != "mean":
+        assert row["weights"]["contrast"] == 0
+    assert min(row["norms"][name] for name in names if name != "contrast") > 0
+
+
+def test_without_any_spread_only_the_penalty_trains(make: Make) -> None:
+    trainer = make(
+        "run",
+        "balance.method=marble",
+        "loss.center=false",
+        "loss.kl_weight=0.01",
+        "run.epochs=2",
+        rewards=RewardSet({name: Constant() for name in ("saturation", "contrast", "background")}),
+    )
+    trainer.train_epoch(0)
+    trainer.train_epoch(1)
+    first, second = rows(trainer, "train")
+    assert first["inactive"] == ["saturation", "contrast", "background"]
+    assert first["weights"] == dict.fromkeys(first["weights"], 0.0)
+    assert first["grad_norm"] == second["grad_norm"] == 0.0
+    assert second["refreshed"], "a refresh without any signal stays due"
 
 
 def test_preference_sets_relative_gains(make: Make) -> None:
