@@ -35,6 +35,10 @@ class Advantages:
         """Those of the samples ``idx``; the counts of groups stay those of all."""
         return replace(self, values=self.values[idx], mask=self.mask[idx])
 
+    def counting_missing(self) -> Advantages:
+        """The same with missing rewards as defined ones of advantage 0."""
+        return replace(self, mask=torch.ones_like(self.mask))
+
 
 def group_advantages(
     rewards: Tensor,

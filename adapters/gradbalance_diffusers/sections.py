@@ -130,6 +130,12 @@ class LossConfig(Section):
     """A_max in r = clamp(1/2 + A / (2 A_max), 0, 1), in standard deviations. DiffusionNFT: 5."""
     advantage_std: Literal["global", "group"] = "global"
     """Standard deviation that advantages are divided by: of a reward's whole epoch, or of the prompt's group."""
+    advantage_epsilon: NonNegative = 1e-4
+    """Added to that standard deviation, in units of the reward (DiffusionNFT: 1e-4). 0 makes advantages independent of
+    the unit of a reward, exactly."""
+    missing: Literal["mask", "zero"] = "mask"
+    """A reward that does not apply to a sample: leave the sample out of its mean (`mask`), or count it with advantage 0
+    (`zero`), as the published MARBLE code does on most steps: specialists then weigh less and pull to the old policy."""
     center: bool = False
     """Balance only (r - 1/2)(L+ - L-) and add the part that all rewards share outside."""
 

@@ -158,8 +158,11 @@ class NFTTrainer:
         sampled = time.perf_counter()
 
         names, values, mask = self._objectives(rewards)
-        advantages = group_advantages(values, mask, groups, std=self.config.loss.advantage_std)
-        r = optimality(advantages.values, self.config.loss.advantage_clip)
+        loss = self.config.loss
+        advantages = group_advantages(values, mask, groups, std=loss.advantage_std, eps=loss.advantage_epsilon)
+        if loss.missing == "zero":
+            advantages = advantages.counting_missing()
+        r = optimality(advantages.values, loss.advantage_clip)
         draws = self.timesteps.draw(groups, (seed, epoch, 0))
         data = EpochData(rollout, names, advantages.index(own), r[own], draws.index(own))
 

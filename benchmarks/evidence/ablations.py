@@ -15,6 +15,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{f"interval-{n}": (f"balance.interval={n}",) for n in (1, 5, 20)},
     **{f"ema-{decay:g}": (f"balance.ema_decay={decay:g}",) for decay in (0.1, 0.3, 0.5, 0.9)},
     "coefficients": ("balance.amortize=coefficients",),
+    "missing-zero": ("loss.missing=zero",),
     "not-centered": ("loss.center=false",),
     "uniform-end": ("balance.uniform_after=30",),
 }

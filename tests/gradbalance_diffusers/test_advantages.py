@@ -218,3 +218,21 @@ def test_bad_options() -> None:
         advantages([[0.0]], std="batch")
     with pytest.raises(InvalidArgumentError, match="eps"):
         advantages([[0.0]], eps=-1.0)
+
+
+def test_missing_rewards_may_count_as_advantage_zero() -> None:
+    rewards = torch.tensor([[1.0, torch.nan], [3.0, torch.nan], [2.0, 5.0], [4.0, 9.0]])
+    masked = group_advantages(rewards, None, [0, 0, 1, 1])
+    counted = masked.counting_missing()
+    assert counted.mask.all()
+    assert counted.values[:2, 1].tolist() == [0.0, 0.0]
+    assert torch.equal(counted.values, masked.values)
+    assert not masked.mask.all()
+
+
+@given(st.floats(1e-6, 1e6), st.floats(-100, 100))
+def test_without_epsilon_advantages_have_no_unit(scale: float, shift: float) -> None:
+    rewards = torch.tensor([[0.1], [0.4], [0.2], [0.9]], dtype=torch.float64)
+    plain = group_advantages(rewards, None, [0, 0, 1, 1], eps=0.0)
+    other = group_advantages(scale * (rewards + shift), None, [0, 0, 1, 1], eps=0.0)
+    torch.testing.assert_close(other.values, plain.values, rtol=1e-5, atol=1e-5)
