@@ -130,6 +130,12 @@ class BalancedOptimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"optimizer must be a plain torch.optim.Optimizer, found {type(optimizer).__name__}."
             )
+        if type(optimizer).__module__.partition(".")[0] == "accelerate":
+            # Its step does nothing while gradients accumulate: each micro-batch would be balanced by itself.
+            raise InvalidArgumentError(
+                f"optimizer must not be prepared by accelerate yet, found {type(optimizer).__name__}; wrap the plain "
+                "one and prepare the result: accelerator.prepare(BalancedOptimizer(optimizer, ...))."
+            )
         check_balancers(balancer)
         check_param_groups(balancer, optimizer.param_groups)
         check_collector(collector)
