@@ -315,6 +315,42 @@ def test_states_that_do_not_fit_change_nothing() -> None:
     assert json.dumps(optimizer.state_dict()["balancer"]) == before
 
 
+class Averaging(nn.Module):
+    """A weighting as another library would write it: its state is a live tensor, loaded in place."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(3, dtype=torch.float64))
+        self.refuses = refuses
+
+    def forward(self, gram: Tensor) -> Tensor:
+        self.average += gram.diagonal()
+        return 1 / self.average
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        if self.refuses:
+            raise KeyError("average")
+        return super().load_state_dict(*arguments, **options)
+
+
+def test_live_tensors_are_taken_back_too() -> None:
+    model = Net()
+    optimizer = grouped(model, Averaging(), Averaging(refuses=True))
+    train(model, optimizer, range(2))
+    saved = optimizer.state_dict()["balancer"]["state"]["encoder"]["average"].clone()
+    other = Net()
+    fresh = grouped(other, Averaging(), Averaging(refuses=True))
+    train(other, fresh, range(1))
+    before = fresh.balancer["encoder"].average.clone()  # type: ignore[index]
+    assert not torch.equal(before, saved)
+    with pytest.raises(gb.StateError, match="balancer Averaging does not take the state"):
+        fresh.load_state_dict(optimizer.state_dict())
+    assert torch.equal(fresh.balancer["encoder"].average, before)  # type: ignore[index]
+    fresh.balancer["decoder"].refuses = False  # type: ignore[index]
+    fresh.load_state_dict(optimizer.state_dict())
+    assert torch.equal(fresh.balancer["encoder"].average, saved)  # type: ignore[index]
+
+
 class Breaking(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
