@@ -151,7 +151,8 @@ def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> Non
         loss: The objectives.
         rows: Holding nothing but this loss's rows.
         graph: Of the same loss.
-        epsilon: As returned by :func:`collect_linear`; sets the tolerance.
+        epsilon: As returned by :func:`collect_linear`; it sets the tolerance, with the dtypes of the recorded modules'
+            parameters: a half-precision base rounds what reaches float32 LoRA layers.
 
     Raises:
         CollectorError: A parameter's part differs by more than 1e-4 of its terms' gradients (5e-2 where half precision
@@ -171,7 +172,7 @@ def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> Non
                 if gradient is not None:
                     expected[place] += gradient.reshape(-1).to(expected[place].dtype)
                     sizes[place] += gradient.norm().cpu().double()
-    size = sizes.norm()
+    size, epsilon = sizes.norm(), max([epsilon, *_parameter_epsilons(graph)])
     if not torch.isfinite(size) or not all(torch.isfinite(f).all() for f in found):
         # Non-finite rows are the caller's to report, with the objective's name; the next step is checked instead.
         return
@@ -194,6 +195,12 @@ def check_row(loss: AffineLoss, rows: Rows, graph: Graph, epsilon: float) -> Non
     if torch.stack([e.norm().cpu().double() for e in expected]).norm() > 10 * epsilon * size:
         for recording in graph.recordings:
             recording.mark_checked()
+
+
+def _parameter_epsilons(graph: Graph) -> list[float]:
+    """Machine epsilons of the dtypes that the parameters of recorded modules have."""
+    dtypes = {p.dtype for recording in graph.recordings for p in recording.module.parameters() if p.is_floating_point()}
+    return [torch.finfo(dtype).eps for dtype in dtypes]
 
 
 def parameter_name(parameter: Tensor, graph: Graph, place: int) -> str:

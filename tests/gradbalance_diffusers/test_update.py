@@ -12,6 +12,7 @@ from torch import Tensor
 import gradbalance as gb
 from gradbalance_diffusers.balance import make_balancer
 from gradbalance_diffusers.config import load_config
+from gradbalance_diffusers.embeddings import PromptEncoder
 from gradbalance_diffusers.rewards import RewardSet, make_reward
 from gradbalance_diffusers.trainer import NFTTrainer
 from small_run import Interrupting, Make, first_gradient, outcome, rows
@@ -33,6 +34,34 @@ def test_low_precision_gives_nearly_the_gradient_of_float32(make: Make, precisio
     assert torch.nn.functional.cosine_similarity(exact, rough, dim=0) > 0.99
     assert float(rough.norm() / exact.norm()) == pytest.approx(1, abs=0.05), "the loss scale is taken out again"
     assert not torch.equal(exact, rough)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("model.dtype=bfloat16", "run.mixed_precision=bf16"), ("model.dtype=float16", FP16), ("model.dtype=bfloat16",)],
+)
+def test_half_precision_bases_train(make: Make, options: tuple[str, ...]) -> None:
+    trainer = make("run", *options, *ONE, "loss.kl_weight=0.01")
+    before = weights(trainer)
+    trainer.fit()
+    assert trainer.policy.dtype in (torch.bfloat16, torch.float16)
+    assert weights(trainer).dtype == torch.float32
+    assert not torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_equal_weights_give_equal_predictions_whatever_the_role(load_policy: Any, precision: str) -> None:
+    """Training starts with v = v_old to the bit: the first ratio, KL and loss depend on it."""
+    policy = load_policy(mixed_precision=precision, gradient_checkpointing=True)
+    for parameter in policy.parameters.values():
+        parameter.data.normal_(std=0.1)
+    policy.synchronize_old()
+    inputs = torch.randn(2, 4, 8, 8), torch.tensor([0.4, 1.0]), PromptEncoder(policy).encode(["a", "b"])
+    with torch.no_grad(), policy.role("old"):
+        old = policy.velocity(*inputs)
+    trained = policy.velocity(*inputs)
+    assert trained.requires_grad
+    assert torch.equal(trained, old)
 
 
 def test_fp16_run_is_interrupted_and_continues_bit_for_bit(make: Make) -> None:

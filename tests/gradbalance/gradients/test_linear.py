@@ -249,6 +249,29 @@ def test_a_row_that_cancels_to_rounding_is_neither_wrong_nor_checked(half: bool)
     assert collected(torch.rand(6, 2))
 
 
+class HalfBase(nn.Module):
+    """A float32 layer before frozen half-precision ones, whose backward passes round what reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Linear(16, 16)
+        self.base = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(16, 16), nn.Tanh()))).bfloat16()
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(self.trained(x).bfloat16()).float()
+
+
+def test_check_allows_for_a_half_precision_base(nft_loss: MakeLoss) -> None:
+    model = HalfBase()
+    with record(model):
+        outputs = model(torch.randn(32, 5, 16))
+    objectives = as_objectives(nft_loss(outputs))
+    graph = explore(objectives.roots)
+    collect(objectives, Rows(list(model.trained.parameters()), 4), graph, collector="linear", check=True)
+    assert not graph.unchecked
+
+
 class TiedAndDirect(nn.Module):
     def __init__(self, direct: bool) -> None:
         super().__init__()
