@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from gradbalance_diffusers.first_rank import open_run_folder
 from gradbalance_diffusers.share import Share
 from gradbalance_diffusers.trainer import NFTTrainer
 from rank_pool import RankPool
+from run_records import assert_close, logged
 from small_run import SMALL
 
 # 12 pictures of 3 prompts an epoch, and one prompt to an optimizer step: steps 1 ... 12, checkpoints at 6 and 12.
@@ -107,28 +106,6 @@ def assert_same(results: list[Any], folder: Path, alone: tuple[dict[str, Any], P
     assert_close(logged(folder), logged(expected_folder))
     files = [sorted(str(p.relative_to(f)) for p in f.rglob("*") if p.is_file()) for f in (folder, expected_folder)]
     assert files[0] == files[1]
-
-
-def logged(folder: Path) -> list[Any]:
-    """All that is written of rewards, balance and evaluations."""
-    evaluations = [json.loads(file.read_text()) for file in sorted(folder.glob("evaluations/*.json"))]
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] + evaluations
-
-
-def assert_close(found: Any, expected: Any, where: str = "") -> None:
-    assert type(found) is type(expected), where
-    if isinstance(expected, dict):
-        assert list(found) == list(expected), where
-        for key, value in expected.items():
-            assert_close(found[key], value, f"{where}/{key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), where
-        for i, value in enumerate(expected):
-            assert_close(found[i], value, f"{where}/{i}")
-    elif isinstance(expected, float):
-        assert math.isclose(found, expected, rel_tol=2e-3, abs_tol=2e-5), f"{where}: {found}, not {expected}"
-    else:
-        assert found == expected, where
 
 
 @pytest.fixture(scope="module")
