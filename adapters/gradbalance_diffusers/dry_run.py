@@ -14,7 +14,7 @@ from torch import Tensor
 import gradbalance as gb
 
 from .advantages import Advantages
-from .assembly import load_policy, make_optimizer, training_prompts
+from .assembly import evaluation_prompts, load_policy, make_optimizer, training_prompts
 from .balance import WEIGHTED_SUM
 from .checklist import Check, Checklist, joined
 from .config import Config
@@ -65,7 +65,9 @@ def dry_run(config: Config, *, resume: bool = False, overwrite: bool = False) ->
     )
     rollout = None
     if policy is not None:
-        print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu()), end="\n\n")
+        with checks.check("estimate") as made:
+            print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu()), end="\n\n")
+            made.detail = "above"
     if policy is not None and prompts:
         with checks.check("sampling") as made:
             rollout = _sample(config, policy, prompts, made)
@@ -104,6 +106,7 @@ def _check_prompts(config: Config, checks: Checklist) -> dict[str, list[Prompt]]
     drawn: dict[str, list[Prompt]] = {}
     with checks.check("prompts of an epoch") as made:
         prompts = training_prompts(config)
+        evaluation_prompts(config)
         for stage in plan_stages(config, config.reward_names):
             sampler = StratifiedSampler(
                 prompts, stage.mix, config.prompts.groups_per_epoch, config.prompts.images_per_prompt, config.run.seed
