@@ -88,7 +88,11 @@ def dry_run(config: Config, *, resume: bool = False, overwrite: bool = False) ->
 
 
 def _check_prompts(config: Config, checks: Checklist) -> dict[str, list[Prompt]]:
-    """Every source of both halves by itself, then the halves together and the draw of an epoch."""
+    """Every source of both halves by itself, then the halves together and the draw of an epoch.
+
+    Returns:
+        Training prompts of the sources that some stage draws on; none after a fault.
+    """
     before = checks.faults
     for name, sources, split in (
         ("training prompts", config.prompts.sources, "train"),
@@ -107,12 +111,14 @@ def _check_prompts(config: Config, checks: Checklist) -> dict[str, list[Prompt]]
     with checks.check("prompts of an epoch") as made:
         prompts = training_prompts(config)
         evaluation_prompts(config)
+        counts = []
         for stage in plan_stages(config, config.reward_names):
             sampler = StratifiedSampler(
                 prompts, stage.mix, config.prompts.groups_per_epoch, config.prompts.images_per_prompt, config.run.seed
             )
-            made.detail = joined(sampler.source_counts)
-        drawn = prompts
+            counts.append(joined(sampler.source_counts))
+            drawn |= {source: prompts[source] for source in stage.mix}
+        made.detail = "; ".join(dict.fromkeys(counts))
     return drawn
 
 

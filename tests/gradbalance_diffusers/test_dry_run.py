@@ -108,6 +108,14 @@ def test_without_a_model_or_prompts_the_rest_is_checked_all_the_same(pipeline_pa
     }
 
 
+def test_only_sources_that_are_drawn_are_tried(pipeline_path: Path, tmp_path: Path) -> None:
+    """A reward for prompts that are read but never drawn would have no signal."""
+    options = ["prompts.mix={general: 1}", "rewards=[contrast, ocr]"]
+    checks = dry_run(small(pipeline_path, tmp_path / "run", *options))
+    assert set(faults(checks)) == {"scores of ocr"}
+    assert "none among general." in faults(checks)["scores of ocr"]
+
+
 def test_a_folder_in_use_and_one_to_resume(pipeline_path: Path, tmp_path: Path) -> None:
     config = small(pipeline_path, tmp_path / "run", f"model.path={tmp_path}/absent")
     with RunFolder(tmp_path / "run") as folder:

@@ -127,6 +127,14 @@ def test_nan_in_the_network_ends_an_fp16_run_at_once(make: Make) -> None:
     assert len(calls) == 2, "no repeat: one call per noise level"
 
 
+def test_a_loss_scale_that_keeps_falling_ends_the_run(make: Make) -> None:
+    trainer = make("run", FP16, *ONE)
+    trainer.update.scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
+    trainer.update.enter_stage(trainer.stage)
+    with pytest.raises(gb.NonFiniteError, match=r"loss scale fell to 0\.5"):
+        trainer.train_epoch(0)
+
+
 def test_nan_raises_by_default_and_is_skipped_on_request(make: Make) -> None:
     trainer = make("raise", *ONE)
     spoil(trainer, times=1)
