@@ -1,4 +1,4 @@
-"""``python -m benchmarks [solvers] [step] [harmonize] [--quick]``: run them all, or those named."""
+"""``python -m benchmarks [solvers] [step] [harmonize] [ddp] [--quick]``: run them all, or those named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-NAMES = ("solvers", "step", "harmonize")
+NAMES = ("solvers", "step", "harmonize", "ddp")
 NEEDED = {"torchjd": "torchjd[full]==0.18.*", "cvxpy": "torchjd[full]==0.18.*", "diffusers": "gradbalance[diffusers]"}
 
 

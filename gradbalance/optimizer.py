@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradbalance.balancer_state import check_classes, classes_of, loaded_states, states_of
 from gradbalance.cycle import Cycle, OnRows
 from gradbalance.distributed.agreement import agree
+from gradbalance.distributed.engines import refuse_engine
 from gradbalance.distributed.ranks import RanksLike, as_ranks, resolved
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.gradients.collect import Collector, check_collector
@@ -139,6 +140,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
         check_balancers(balancer)
         check_param_groups(balancer, optimizer.param_groups)
         check_collector(collector)
+        refuse_engine(module)
         if on_rows is not None and not callable(on_rows):
             raise InvalidArgumentError(f"on_rows must be callable, found {type(on_rows).__name__}.")
         # A disabled scaler scales nothing and skips nothing: as if there was none.

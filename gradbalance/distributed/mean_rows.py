@@ -20,6 +20,9 @@ from gradbalance.distributed.ranks import Ranks
 from gradbalance.gradients.rows import Rows, parts
 from gradbalance.gramian import gramian
 
+# Into how many pieces rows of any size go at the most: each costs two collectives, which many ranks take long to start.
+PIECES = 16
+
 
 class MeanRows:
     """Rows averaged over W ranks, each rank holding a W-th of the columns.
@@ -33,9 +36,9 @@ class MeanRows:
     Plain gradients that lie in ``.grad`` of the balanced parameters (of an extra loss) are averaged on the way as one
     row more, which takes no part in the Gramian and has weight 1.
 
-    The columns go in pieces of at most BUCKET numbers, whose copies are all the memory it takes beside the averaged
-    rows. Where the backend has no reduce-scatter of its own the rows are all-reduced in place instead; all else is the
-    same.
+    The columns go in pieces of BUCKET numbers, or in PIECES of them if those are larger: their copies are all the
+    memory it takes beside the averaged rows, and each is large enough to be bound by bandwidth. Where the backend has
+    no reduce-scatter of its own the rows are all-reduced in place instead; all else is the same.
 
     Args:
         rows: Of this rank; all-reduced in place or left alone.
@@ -150,8 +153,9 @@ class _Piece:
 
 
 def _slices(width: int, height: int, world: int) -> Iterator[range]:
-    """Columns in pieces of at most BUCKET numbers over ``height`` rows, all but the last a multiple of ``world``."""
-    step = max(1, BUCKET // (height * world)) * world
+    """Columns in pieces over ``height`` rows, all but the last a multiple of ``world``."""
+    numbers = max(BUCKET, height * width // PIECES)
+    step = max(1, numbers // (height * world)) * world
     for start in range(0, width, step):
         yield range(start, min(start + step, width))
 

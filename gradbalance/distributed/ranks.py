@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch.distributed as dist
 from torch import Tensor
 
+from gradbalance.distributed.engines import refuse_engine_parameters
 from gradbalance.errors import InvalidArgumentError, RanksError
 from gradbalance.gradients.rows import is_sharded
 
@@ -117,8 +118,9 @@ def resolved(ranks: Ranks | None, parameters: Sequence[Tensor]) -> Ranks:
 
     Raises:
         RanksError: Several ranks run and nothing was said; sharded parameters without ``"fsdp"``, the other way round,
-            or sharded along more than one dimension of a mesh.
+            or sharded along more than one dimension of a mesh; parameters of a wrapper that hides gradients.
     """
+    refuse_engine_parameters(parameters)
     sharded = sum(is_sharded(parameter) for parameter in parameters)
     if ranks is None:
         if (found := world_size()) > 1:

@@ -273,3 +273,20 @@ def test_words_that_mean_nothing_are_refused() -> None:
         optimizer_of(make_model(), ranks=2)
     with pytest.raises(InvalidArgumentError, match="reduction must be one of"):
         Ranks("average", reduction="ring")  # type: ignore[arg-type]
+
+
+class DeepSpeedEngine(nn.Module):
+    """Named as DeepSpeed's."""
+
+
+def test_engines_that_hide_gradients_are_refused() -> None:
+    model = make_model()
+    with pytest.raises(InvalidArgumentError, match=r"must not be a DeepSpeedEngine: .* Use fully_shard"):
+        optimizer_of(model, module=DeepSpeedEngine())
+    with pytest.raises(InvalidArgumentError, match="FullyShardedDataParallel: FSDP1 flattens"):
+        optimizer_of(model, module=type("FullyShardedDataParallel", (nn.Module,), {})())
+    for mark, what in (("ds_id", "ZeRO-3"), ("_is_flat_param", "FSDP1")):
+        weight = nn.Parameter(torch.ones(2))
+        setattr(weight, mark, 1)
+        with pytest.raises(RanksError, match=f"number 0 is .*{what}"):
+            backward(list(weight), [weight], MGDA())

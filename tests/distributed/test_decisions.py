@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchjd.aggregation import RandomWeighting
 
-from gradbalance import MARBLE, MGDA, BalancedOptimizer, ConflictMeter, Fixed, RanksError, gramian
+from gradbalance import MARBLE, MGDA, BalancedOptimizer, ConflictMeter, Fixed, RanksError, backward, gramian
 from gradbalance.distributed.collectives import gather
 
 
@@ -331,3 +331,24 @@ def metered() -> list[float]:
 def test_hooks_on_rows_see_the_whole_averaged_rows(on_ranks: Any) -> None:
     first, second = on_ranks(2, metered)
     assert first == second
+
+
+# --- what averaging after the solve would give
+
+
+def steep_on_each_side() -> tuple[list[float], list[float], list[float]]:
+    weight = nn.Parameter(torch.ones(2))
+    steep = torch.tensor([[1.0, 5.0], [5.0, 1.0]])[dist.get_rank()]
+    info = backward(list(weight * steep), [weight], MGDA(), ranks="average")
+    assert weight.grad is not None
+    gradient = weight.grad.tolist()
+    alone = backward(list(weight * steep), [weight], MGDA(), ranks="alone")
+    return info.weights.tolist(), gradient, alone.weights.tolist()
+
+
+def test_rows_are_averaged_before_the_solve(on_ranks: Any) -> None:
+    first, second = on_ranks(2, steep_on_each_side)
+    assert first[0] == second[0] == pytest.approx([0.5, 0.5])
+    assert first[1] == second[1] == pytest.approx([1.5, 1.5])
+    assert first[2] == pytest.approx([25 / 26, 1 / 26])
+    assert second[2] == pytest.approx([1 / 26, 25 / 26])
