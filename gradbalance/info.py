@@ -20,8 +20,8 @@ class BalanceInfo:
         names: K objectives.
         weights: [K] float64 on the CPU, as applied to the raw rows; with several balancers [G, K], a row for each
             group, in the order of ``groups``.
-        loss_values: [K] sums of the losses over the micro-batches of the cycle.
-        active: bool [K], objectives with any defined sample in the cycle.
+        loss_values: [K] sums of the losses over the micro-batches of the cycle; of several ranks, their mean.
+        active: bool [K], objectives with any defined sample in the cycle, on any rank.
         refreshed: Were rows collected and the balancer (one of several) asked? Else the cached weights were used.
         collector: ``"passes"`` if any micro-batch was collected so, else ``"linear"``; None on steps without rows.
         collector_reason: Why that one.

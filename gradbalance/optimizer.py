@@ -57,6 +57,10 @@ class BalancedOptimizer(torch.optim.Optimizer):
     lies behind its own parameters: one pass where all weights are equal, two for an encoder and a decoder. So give
     balancers with an interval the same one.
 
+    **Several ranks** train one model where ``ranks`` says how; see :class:`gradbalance.distributed.Ranks`. An objective
+    is then the mean over ranks of what each hands over, and every rank writes the same gradient. Rows of micro-batches
+    add up on each rank, and ranks meet in :meth:`balance`, which all have to call equally often.
+
     **NaN and Inf** raise NonFiniteError by default. With ``on_nonfinite="skip"`` a cycle with a non-finite loss, row or
     plain gradient is skipped: ``balance`` sets every ``.grad`` that the cycle wrote to None and does not call the
     balancer, whose weights and averages stay; ``step`` returns without stepping the wrapped optimizer or counting a

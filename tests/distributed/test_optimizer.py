@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradbalance import MARBLE, MGDA, BalancedOptimizer, Fixed
+from gradbalance import MARBLE, MGDA, BalancedOptimizer, Fixed, NashMTL
 from gradbalance.distributed import Ranks
 
 BATCH, STEPS = 18, 7
@@ -41,7 +41,12 @@ def batches(step: int) -> Tensor:
 
 
 def optimizer_of(model: Model, balancer: Any, **options: Any) -> BalancedOptimizer:
-    groups = [{"params": model.trunk.parameters()}, {"params": model.heads.parameters(), "balanced": False}]
+    several = isinstance(balancer, dict)
+    groups = [
+        {"params": model.trunk[0].parameters(), "balanced": "front" if several else True},
+        {"params": model.trunk[2].parameters(), "balanced": "back" if several else True},
+        {"params": model.heads.parameters(), "balanced": False},
+    ]
     return BalancedOptimizer(torch.optim.SGD(groups, lr=0.05, momentum=0.9), balancer, **options)
 
 
@@ -49,6 +54,7 @@ BALANCERS: dict[str, Callable[[], Any]] = {
     "MARBLE": lambda: MARBLE(interval=3),
     "MGDA": MGDA,
     "Fixed": lambda: Fixed([1.0, 2.0, 0.5]),
+    "groups": lambda: {"front": MARBLE(interval=2), "back": NashMTL(interval=3)},
 }
 
 
@@ -71,7 +77,7 @@ def train(balancer: str, mode: Any, micro: int, wrapper: dict[str, Any] | None, 
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         optimizer.zero_grad()
-        told.append((info.refreshed, info.losses, info.weights.tolist(), norm.item()))
+        told.append((info.refreshed, info.losses, info.weights.flatten().tolist(), norm.item()))
     return [torch.cat([p.detach().flatten() for p in model.parameters()]), told]
 
 
@@ -96,7 +102,7 @@ CASES: list[tuple[Any, ...]] = [
     *((name, "ddp", micro, {}) for name in BALANCERS for micro in (1, 3)),
     ("MARBLE", "ddp", 3, {}, "every"),
     ("MARBLE", "ddp", 1, {"gradient_as_bucket_view": True}),
-    ("MARBLE", Ranks("average", reduction="reduce_scatter"), 1, None),
+    ("groups", Ranks("average", reduction="reduce_scatter"), 1, None),
     ("MARBLE", Ranks("ddp", reduction="reduce_scatter"), 3, {}),
 ]
 
