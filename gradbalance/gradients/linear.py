@@ -24,6 +24,9 @@ def collect_linear(loss: AffineLoss, rows: Rows, graph: Graph, *, retain_graph: 
     samples do not mix. A linear layer with input x and output cotangent d has the per-sample weight gradient
     ``W_i = sum_t d[i, t] x[i, t]^T`` and adds ``sum_i C[k, m, i] W_i`` to row k. Nothing per-sample outlives its layer.
 
+    Pass m runs times a power of two near the largest coefficient, and C is divided by it: coefficients hold the 1/n of
+    means, without which half-precision cotangents would be n times those of other steps and overflow.
+
     Rows equal those of :func:`collect_by_passes` to rounding, 1e-5 relative in float32 and 1e-10 in float64, with and
     without gradient checkpointing. Where layers run in bf16 or fp16 (autocast or parameters), W_i is a product in that
     dtype, as an ordinary weight gradient is, and its sum over samples is taken in float32: where a sample has several
@@ -43,20 +46,30 @@ def collect_linear(loss: AffineLoss, rows: Rows, graph: Graph, *, retain_graph: 
     Raises:
         CollectorError: A recorded input whose first dimension is not the batch; names the layer.
     """
-    last = loss.terms.shape[0] - 1
+    last, level = loss.terms.shape[0] - 1, _level(loss.coefficients)
     epsilon = 0.0
     try:
         with resumed(graph.recordings):
             for m in range(last + 1):
-                contraction = _Contraction(loss.coefficients[:, m], rows)
+                contraction = _Contraction(loss.coefficients[:, m] / level, rows)
                 for recording in graph.recordings:
                     recording.sink = contraction
-                gradients(loss.terms[m].sum(), rows.parameters, "the terms", retain_graph=retain_graph or m < last)
+                gradients(
+                    loss.terms[m].sum() * level, rows.parameters, "the terms", retain_graph=retain_graph or m < last
+                )
                 epsilon = max(epsilon, contraction.epsilon)
     finally:
         for recording in graph.recordings:
             recording.sink = None
     return epsilon
+
+
+def _level(coefficients: Tensor) -> Tensor:
+    """A power of two near the largest absolute coefficient, 1 where there is none; it stays on its device."""
+    if not coefficients.numel():
+        return coefficients.new_ones(())
+    largest = coefficients.abs().max()
+    return torch.where(largest > 0, torch.exp2(torch.log2(largest).round()), 1.0)
 
 
 class _Contraction:

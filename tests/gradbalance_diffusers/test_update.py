@@ -128,7 +128,7 @@ def test_nan_in_the_network_ends_an_fp16_run_at_once(make: Make) -> None:
 
 
 def test_a_loss_scale_that_keeps_falling_ends_the_run(make: Make) -> None:
-    trainer = make("run", FP16, *ONE)
+    trainer = make("run", FP16, *ONE, "balance.method=weighted-sum")
     trainer.update.scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
     trainer.update.enter_stage(trainer.stage)
     with pytest.raises(gb.NonFiniteError, match=r"loss scale fell to 0\.5"):

@@ -249,6 +249,45 @@ def test_a_row_that_cancels_to_rounding_is_neither_wrong_nor_checked(half: bool)
     assert collected(torch.rand(6, 2))
 
 
+def test_half_precision_cotangents_are_as_large_as_on_other_steps() -> None:
+    """A loss scale in the terms and the 1/n of a mean in the coefficients: only together are they in range."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    x, r = torch.randn(6, 5, 8), torch.rand(6, 3)
+
+    def loss() -> AffineLoss:
+        with torch.autocast("cpu", torch.float16):
+            outputs = model(x).float()
+        terms = outputs.square().sum((1, 2)) * 2.0**20
+        return AffineLoss.interpolate(terms, 2 * terms, r, counts=[2.0**14] * 3)
+
+    with record(model):
+        recorded = loss()
+    parameters = list(model.parameters())
+    rows = linear_rows(recorded, parameters)
+    assert all(torch.isfinite(block).all() for block in rows.blocks)
+    assert_same(rows, reference_rows(loss(), parameters), 5e-3)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**-40, 3e-9, 7e20])
+def test_the_size_of_coefficients_does_not_matter(factor: float) -> None:
+    model = nn.Linear(3, 1)
+    x, coefficients = torch.randn(5, 3), torch.randn(2, 1, 5)
+    with record(model):
+        recorded = AffineLoss(model(x).T, factor * coefficients)
+    rows = linear_rows(recorded, list(model.parameters()))
+    expected = reference_rows(AffineLoss(model(x).T, coefficients), list(model.parameters()))
+    for block in rows.blocks:
+        block /= factor
+    assert_same(rows, expected, 1e-5)
+
+
+def test_coefficients_that_are_all_zero() -> None:
+    model = nn.Linear(3, 1)
+    with record(model):
+        recorded = AffineLoss(model(torch.randn(5, 3)).T, torch.zeros(2, 1, 5))
+    assert not any(block.any() for block in linear_rows(recorded, list(model.parameters())).blocks)
+
+
 class HalfBase(nn.Module):
     """A float32 layer before frozen half-precision ones, whose backward passes round what reaches it."""
 
