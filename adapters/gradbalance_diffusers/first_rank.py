@@ -80,6 +80,11 @@ def from_first_rank(value: Any, ranks: gb.distributed.Ranks) -> Any:
     return box[0]
 
 
+def wait_for_all(ranks: gb.distributed.Ranks) -> None:
+    """Go on when every rank has come here. Collective."""
+    gb.distributed.gather_samples(torch.zeros(1), ranks.group)
+
+
 @torch.no_grad()
 def copy_from_first_rank(tensors: Iterable[Tensor], ranks: gb.distributed.Ranks) -> None:
     """Let the tensors of every rank hold what those of rank 0 hold, in place. Collective."""

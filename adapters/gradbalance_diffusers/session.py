@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -77,8 +78,13 @@ def first_rank_prints() -> Iterator[None]:
     if os.environ.get("RANK", "0") == "0":
         yield
         return
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        yield
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    except SystemExit as end:
+        if end.code:
+            time.sleep(_SPEAKING.total_seconds())
+        raise
 
 
 def _launched() -> bool:

@@ -14,6 +14,7 @@ from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
 from ..config import PRESETS, Config, load_config
 from ..sections import RewardConfig, Solver
+from ..session import first_rank_prints
 from .folder import EvaluationFolder
 from .generate import Sampling
 from .specs import ModelSpec, parse_specs
@@ -73,12 +74,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
     >>> arguments.names, arguments.sampling().steps, [metric.name for metric in arguments.metrics]
     (['base', 'cfg'], 4, ['ocr'])
     """
-    parser = _parser()
-    given = parser.parse_intermixed_args(arguments)
-    try:
-        return _arguments(given)
-    except GradBalanceError as error:
-        parser.error(str(error))
+    with first_rank_prints():
+        parser = _parser()
+        given = parser.parse_intermixed_args(arguments)
+        try:
+            return _arguments(given)
+        except GradBalanceError as error:
+            parser.error(str(error))
 
 
 def _arguments(given: argparse.Namespace) -> Arguments:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import diffusers
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+import gradbalance as gb
 from gradbalance.errors import InvalidArgumentError
 
 from ..config import Config
 from ..embeddings import PromptEncoder
 from ..figures import to_image
+from ..first_rank import wait_for_all
 from ..generator import MixedPrecision, SD3Generator, load_pipeline
+from ..progress import progress_bar
 from ..prompts import Prompt
 from ..sampling import sample_latents
 from ..sections import ModelConfig, Solver
@@ -96,11 +98,13 @@ def generate(
     samples: int = 1,
     batch_size: int = 8,
     decode_batch_size: int = 4,
+    ranks: gb.distributed.Ranks | None = None,
 ) -> None:
     """Write the pictures of every model that are not there yet.
 
     All models get the same noise for the same prompt and sample. The base model is loaded once and carries one LoRA
-    after the other. Pictures are written one by one; what is there is not made again.
+    after the other. Pictures are written one by one; what is there is not made again. Several ranks deal out the
+    batches and return when all are done; the pictures are the same on any number of them.
 
     Args:
         folder: Where they go.
@@ -111,21 +115,38 @@ def generate(
         samples: Pictures per prompt.
         batch_size: Pictures per forward pass. It changes memory, speed, and the last bits of a picture.
         decode_batch_size: Pictures per pass of the VAE, likewise.
+        ranks: Processes that share the work, all of which see the folder; None for all there are.
 
     Raises:
         InvalidArgumentError: A LoRA that does not fit or changes nothing.
         StateError: The folder holds other prompts, or pictures of a model that were made otherwise.
     """
-    folder.write_prompts(prompts)
+    ranks = ranks or gb.distributed.Ranks("average")
     loras = {spec.name: read_lora(spec) for spec in specs}
-    for spec in specs:
-        settings = _settings(spec, loras[spec.name], model, sampling)
-        folder.add_model(spec.name, settings, _notes(spec, loras[spec.name], model))
-    work = batches(len(prompts), samples, batch_size)
-    todo = {spec: missing(work, folder.pictures(spec.name)) for spec in specs}
-    if not any(todo.values()):
+    if ranks.rank == 0:
+        folder.write_prompts(prompts)
+        for spec in specs:
+            settings = _settings(spec, loras[spec.name], model, sampling)
+            folder.add_model(spec.name, settings, _notes(spec, loras[spec.name], model))
+    wait_for_all(ranks)
+    own = batches(len(prompts), samples, batch_size)[ranks.rank :: ranks.size]
+    todo = {spec: missing(own, folder.pictures(spec.name)) for spec in specs}
+    if any(todo.values()):
+        _generate(folder, todo, loras, prompts, model, sampling, decode_batch_size)
+    elif not ranks.several:
         print(f"All {len(prompts) * samples} pictures of {len(specs)} models are there already.")
-        return
+    wait_for_all(ranks)
+
+
+def _generate(
+    folder: EvaluationFolder,
+    todo: Mapping[ModelSpec, Sequence[Sequence[Picture]]],
+    loras: Mapping[str, LoRAWeights | None],
+    prompts: Sequence[Prompt],
+    model: ModelConfig,
+    sampling: Sampling,
+    decode_batch_size: int,
+) -> None:
     generator = load_generator(model, mixed_precision=sampling.mixed_precision)
     # Every prompt comes once a sample, so that keeping embeddings of thousands would only fill the memory.
     encoder = PromptEncoder(generator, limit=1)
@@ -197,7 +218,7 @@ class PictureSampler:
 def _save_pictures(
     folder: EvaluationFolder, name: str, sampler: PictureSampler, work: Sequence[Sequence[Picture]]
 ) -> None:
-    with tqdm(total=sum(map(len, work)), desc=f"{name}: pictures", dynamic_ncols=True) as progress:
+    with progress_bar(total=sum(map(len, work)), desc=f"{name}: pictures", dynamic_ncols=True) as progress:
         for batch in work:
             for picture, image in zip(batch, sampler(batch), strict=True):
                 folder.save_image(name, picture, _png(image))
