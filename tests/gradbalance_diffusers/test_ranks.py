@@ -59,7 +59,7 @@ def train(pipeline: Path, folder: Path, options: list[str], resume: bool = False
     ranks = gb.distributed.Ranks("average")
     config = load_config("tiny", [*SMALL, f"model.path={pipeline}", *options])
     assembly.configure_torch(config.run)
-    policy = assembly.load_policy(config.model, seed=config.run.seed)
+    policy = assembly.load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
     start = {name: p.detach().clone() for name, p in policy.parameters.items()}
     with open_run_folder(folder, ranks, resume=resume) as run:
         run.write_config(config)
