@@ -34,7 +34,7 @@ def distributed_session(config: Config) -> Iterator[gb.distributed.Ranks]:
     * **Output.** Only rank 0 prints to the standard output.
     * **Errors.** What a rank raises inside ends the job: the first one that fails writes its error to the standard
       error, with its number, and every rank that raises ends with exit code 1 (``SystemExit``). The launcher stops the
-      others at once; under another one they end in their next collective, or when ``run.timeout`` seconds have passed.
+      others at once; without one they end in their next collective, or when ``run.timeout`` seconds have passed.
 
     Args:
         config: The whole configuration, which must be the same on every rank.
