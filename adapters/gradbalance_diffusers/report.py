@@ -209,7 +209,7 @@ def _skipped(run: RunData) -> str:
     for name in run.rewards:
         inactive = sum(name in row.get("inactive", []) for row in run.train)
         cells = (
-            f"{run.count('valid', name) / steps:.1f}",
+            f"{run.count('valid', name) / run.epochs_done:.1f}",
             run.count("masked_errors", name),
             run.count("degenerate_groups", name),
             inactive,
@@ -219,7 +219,7 @@ def _skipped(run: RunData) -> str:
         "<h2>What was left out</h2>"
         '<p class="note">A reward has no value where it does not apply. A prompt group whose pictures all score the '
         "same has no advantage to learn from. A reward without any signal on a step is inactive there.</p>"
-        '<div class="scroll"><table><tr><th>Reward</th><th>Samples it applies to, per step</th><th>Masked errors</th>'
+        '<div class="scroll"><table><tr><th>Reward</th><th>Samples it applies to, per epoch</th><th>Masked errors</th>'
         f"<th>Groups without spread</th><th>Inactive steps of {steps}</th></tr>{rows}</table></div>"
     )
 

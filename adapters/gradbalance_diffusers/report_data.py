@@ -85,8 +85,9 @@ class RunData:
         return sum(values) / len(values) if values else None
 
     def count(self, field: str, name: str) -> int:
-        """Sum of one entry of a mapping of counts over all steps."""
-        return sum((row.get(field) or {}).get(name, 0) for row in self.train)
+        """Sum over epochs of one entry of a mapping of counts; every step of an epoch repeats those of its samples."""
+        epochs = {row["epoch"]: row for row in self.train}
+        return sum((row.get(field) or {}).get(name, 0) for row in epochs.values())
 
     def scores(self, row: Row) -> Row | None:
         """Per-prompt scores of an evaluation, or None if its file is gone."""

@@ -135,7 +135,7 @@ class LossConfig(Section):
     the unit of a reward, exactly."""
     missing: Literal["mask", "zero"] = "mask"
     """A reward that does not apply to a sample: leave the sample out of its mean (`mask`), or count it with advantage 0
-    (`zero`), as the published MARBLE code does on most steps: specialists then weigh less and pull to the old policy."""
+    (`zero`), as the published MARBLE code does on most steps: specialists weigh less and pull to the old policy."""
     center: bool = False
     """Balance only (r - 1/2)(L+ - L-) and add the part that all rewards share outside."""
 
