@@ -14,9 +14,20 @@ from rank_pool import RankPool
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
-    "LoRA with penalty and accumulation": {"lora": True, "beta": 0.1, "gradient_accumulation_steps": 2},
+    "LoRA with penalty, accumulation and checkpointing": {
+        "lora": True,
+        "beta": 0.1,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+    },
     "off-policy": {"num_iterations": 2, "max_steps": 4, "learning_rate": 3e-2, "lora": True},
-    "lagged": {"balance_refresh": "lagged", "beta": 0.1, "lora": True, "gradient_accumulation_steps": 2},
+    "lagged": {
+        "balance_refresh": "lagged",
+        "lora": True,
+        "beta": 0.1,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+    },
 }
 
 

@@ -341,6 +341,17 @@ def test_reentrant_checkpointing_is_refused_where_rows_are_needed(make_trainer) 
     make_trainer(**options, trainer_options={"balancer": gb.Fixed([1, 1, 1])})
 
 
+def test_a_loss_that_cannot_be_split_is_refused(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = GRPOTrainer._compute_loss
+
+    def squared(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        return original(self, model, inputs) * (1 + inputs["advantages"].abs().mean())
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", squared)
+    with pytest.raises(gb.CollectorError, match="not a sum over samples of terms proportional to their advantage"):
+        make_trainer().train()
+
+
 def test_rewards_of_the_wrong_length_are_named(make_trainer) -> None:
     """E4: one number per completion."""
 
