@@ -1,4 +1,4 @@
-"""``python -m benchmarks [solvers] [step] [harmonize] [ddp] [--quick]``: run them all, or those named."""
+"""``python -m benchmarks [solvers] [step] [harmonize] [ddp] [trl] [--quick]``: run them all, or those named."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from importlib.util import find_spec
 
 import torch
 
-NAMES = ("solvers", "step", "harmonize", "ddp")
-NEEDED = {"torchjd": "torchjd[full]==0.18.*", "cvxpy": "torchjd[full]==0.18.*", "diffusers": "gradbalance[diffusers]"}
+NAMES = ("solvers", "step", "harmonize", "ddp", "trl")
+NEEDED = {
+    "torchjd": "torchjd[full]==0.18.*",
+    "cvxpy": "torchjd[full]==0.18.*",
+    "diffusers": "gradbalance[diffusers]",
+    "trl": "gradbalance[trl]",
+}
 
 
 def main(arguments: list[str]) -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "docs" / "benchmarks.md"
-PACKAGES = ("torch", "numpy", "scipy", "quadprog", "torchjd", "cvxpy", "ecos", "diffusers", "peft")
+PACKAGES = ("torch", "numpy", "scipy", "quadprog", "torchjd", "cvxpy", "ecos", "diffusers", "peft", "trl")
 
 COLORS = {
     "gradbalance": "#0b6e99",

@@ -157,7 +157,7 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
         axis.set(title=f"{reward.__name__} ({UNITS[reward.__name__]})", xlabel="optimizer step")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    axes[0].legend(frameon=False)
+    axes[-1].legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=144)
 
 
@@ -180,6 +180,7 @@ def main() -> None:
     last = min(20, options.steps)
     print(f"Rewards over the last {last} of {options.steps} steps, {options.seeds} seeds; higher is better")
     print(table(curves, last))
+    np.savez(options.output / "rewards.npz", **curves)
     draw(curves, options.output / "rewards.png")
     print(f"Drawn in {options.output / 'rewards.png'}")
 

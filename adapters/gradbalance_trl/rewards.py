@@ -85,7 +85,7 @@ class SilenceWatch:
             if self.counts[k] == PATIENCE:
                 logger.warning(
                     "reward %r has told no completion from another for %d generations in a row: it has no gradient and "
-                    "is left out of the balancing. Its function is broken, gives None, or is met by all completions alike.",
+                    "is left out of the balancing. Its function is broken, gives None, or is met by all alike.",
                     self.names[k],
                     PATIENCE,
                 )

@@ -65,6 +65,14 @@ def test_half_precision_layers(make_trainer, reference_trainer) -> None:
     assert max(trainer.errors) < 2e-2
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_half_precision_weights(make_trainer, reference_trainer, lora: bool) -> None:
+    """Log-probabilities may be bf16 too: the split is checked to their rounding."""
+    trainer = make_trainer(reference_trainer, lora=lora, dtype=torch.bfloat16, max_steps=2, num_iterations=2)
+    trainer.train()
+    assert max(trainer.errors) < 5e-2
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -122,6 +122,7 @@ def make_trainer(
     *,
     tokenizer: Any = None,
     lora: bool | dict[str, Any] = False,
+    dtype: torch.dtype = torch.float32,
     trainer_options: dict[str, Any] | None = None,
     config: type = BalancedGRPOConfig,
     **options: Any,
@@ -153,7 +154,7 @@ def make_trainer(
         given = lora if isinstance(lora, dict) else {}
         adapter = LoraConfig(**{"r": 4, "target_modules": "all-linear", "init_lora_weights": False, **given})
     return cls(
-        tiny_policy(len(tokenizer)),
+        tiny_policy(len(tokenizer)).to(dtype),
         list(rewards),
         config(**{**defaults, **options}),
         train_dataset=prompts(),
