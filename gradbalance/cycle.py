@@ -16,12 +16,18 @@ from gradbalance.distributed.meeting import Meeting
 from gradbalance.distributed.ranks import Ranks
 from gradbalance.distributed.sharded_rows import ShardedRows
 from gradbalance.distributed.weights import shared_weights
-from gradbalance.errors import NonFiniteError, RanksError
+from gradbalance.errors import NonFiniteError, RanksError, StateError
 from gradbalance.gradients.collect import Choice, Collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Objectives
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
-from gradbalance.gradients.rows import Rows, gradients_are_finite, non_finite_rows, require_finite_rows
+from gradbalance.gradients.rows import (
+    Rows,
+    gradients_are_finite,
+    non_finite_rows,
+    require_finite_rows,
+    without_faint_rows,
+)
 from gradbalance.gradients.sharded import backward_sharded, collect_sharded, require_passes
 from gradbalance.groups import Group
 from gradbalance.info import BalanceInfo
@@ -40,7 +46,7 @@ class Cycle:
         collector: See :func:`gradbalance.backward`.
         scaler: A GradScaler whose scale the losses carry.
         skip: End the cycle without a gradient where anything is NaN or Inf.
-        on_rows: Called with the blocks of the rows and the names just before the rows are combined.
+        on_rows: Called with the blocks of the rows and the names before a balancer is asked.
         plain: Trained parameters outside the balanced ones.
         ranks: That train together. On several, :meth:`finish` is where they meet; until then nothing but the reduction
             of a wrapper is exchanged.
@@ -49,6 +55,8 @@ class Cycle:
         names: K objectives.
         ranks: As given.
         info: What was done; None until :meth:`finish`.
+        failed: Did :meth:`finish` raise? What it had done until then cannot be done again: rows are averaged over ranks
+            in place, and a balancer that was asked has moved.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Cycle:
             )
         self.names = objectives.names
         self.info: BalanceInfo | None = None
+        self.failed = False
         self._groups = tuple(groups)
         self._parameters = tuple(parameter for group in groups for parameter in group.parameters)
         self._collector: Collector = collector
@@ -102,13 +111,17 @@ class Cycle:
         if self._skip:
             bad = objectives.non_finite(extra_loss)
             self._spoiled += tuple(name for name in bad if name not in self._spoiled)
-            if self._spoiled and not self._reduces_on_the_way:
-                return
+        spoiled = bool(self._spoiled) and not self._reduces_on_the_way
+        # One rank of several looks all the same: which leaves there are is what ranks compare when they meet.
+        if spoiled and not self.ranks.several:
+            return
         if self.ranks.mode == "fsdp":
             self._add_sharded(objectives, extra_loss)
             return
         graph = explore(objectives.roots, extra_loss)
         self._written |= graph.leaves | graph.extra_leaves
+        if spoiled:
+            return
         if self._rows is None:
             backward_scalarized(objectives, self._weightings, graph, extra_loss)
         else:
@@ -151,10 +164,32 @@ class Cycle:
             NonFiniteError: A row (on several ranks also a loss, of any) is NaN or Inf, without a scaler and not to be
                 skipped. The balanced gradient is not written and no balancer is called.
             RanksError: The ranks are out of step, or gradients were not reduced as was said.
+            StateError: It raised before.
         """
+        self.require_not_failed()
+        self.failed = True
+        self.info = self._finished(verify)
+        self.failed = False
+        return self.info
+
+    def require_not_failed(self) -> None:
+        """Raise where :meth:`finish` did.
+
+        Raises:
+            StateError: It did.
+        """
+        if self.failed:
+            raise StateError(
+                "balance() failed in this cycle, and what it had begun cannot be done twice: call zero_grad(), which "
+                "drops the cycle, before the next backward()."
+            )
+
+    def _finished(self, verify: bool) -> BalanceInfo:
         if self.ranks.several:
             self._meet(verify)
-        grams = None if self._rows is None or self._spoiled else self._rows.gramians() / self._scale**2
+        grams = None
+        if self._rows is not None and not self._spoiled:
+            grams = without_faint_rows(self._rows.gramians() / self._scale**2, self._rows.blocks)
         if self._skip:
             self._spoiled = self._spoiled or self._non_finite(grams)
             if self._spoiled:
@@ -164,12 +199,16 @@ class Cycle:
             weights = [cached for cached in self._cached if cached is not None]
         else:
             overflow = self._scaler is not None and bool(non_finite_rows(grams.sum(0), self.names))
+            scale = 1.0
+            if not overflow:
+                # Before the first balancer is asked: one that was asked has moved.
+                require_finite_rows(grams.sum(0), self.names)
+                scale = self._shown(self._rows)
             weights = self._weights(grams, overflow)
-            self._combine(self._rows, weights, overflow)
+            self._rows.add_to_grad(*(scale * own for own in weights))
             # The rows are the largest thing here and no longer needed.
             self._rows = None
-        self.info = self._describe(weights, grams, overflow)
-        return self.info
+        return self._describe(weights, grams, overflow)
 
     def _meet(self, verify: bool) -> None:
         """Bring losses, rows and gradients of all ranks together, and see that all go the same way from here."""
@@ -217,7 +256,8 @@ class Cycle:
         elif bad and self._scaler is None:
             raise NonFiniteError(
                 f"losses must be finite on every rank, found NaN or Inf for {list(bad)} on one of {self.ranks.size}. "
-                "The balanced gradient was not written and the balancer was not called.",
+                "The balancer was not called. Call zero_grad() before the next backward: plain gradients and those of "
+                "cycles without rows are in .grad by now.",
                 bad,
             )
 
@@ -229,8 +269,6 @@ class Cycle:
         count = len(self.names)
         if overflow:
             return [torch.full((count,), 1 / count, dtype=torch.float64)] * len(grams)
-        # Before the first balancer is asked: one that was asked has moved.
-        require_finite_rows(grams.sum(0), self.names)
         weights = [
             solve(group.balancer, gram) if cached is None else cached
             for group, gram, cached in zip(self._groups, grams, self._cached, strict=True)
@@ -240,15 +278,16 @@ class Cycle:
         asked = [group.balancer for group, cached in zip(self._groups, self._cached, strict=True) if cached is None]
         return shared_weights(weights, asked, self.ranks, self._losses.device)
 
-    def _combine(self, rows: Rows | MeanRows | ShardedRows, weights: Sequence[Tensor], overflow: bool) -> None:
-        scale = 1.0
-        if self._on_rows is not None and not overflow:
-            scale = self._scale
-            if scale != 1.0:
-                for block in rows.blocks:
-                    block /= scale
-            self._on_rows(rows.blocks, self.names)
-        rows.add_to_grad(*(scale * own for own in weights))
+    def _shown(self, rows: Rows | MeanRows | ShardedRows) -> float:
+        """Let ``on_rows`` see the rows without the scale of the scaler; what they are then to be multiplied by."""
+        if self._on_rows is None:
+            return 1.0
+        scale = self._scale
+        if scale != 1.0:
+            for block in rows.blocks:
+                block /= scale
+        self._on_rows(rows.blocks, self.names)
+        return scale
 
     def _non_finite(self, grams: Tensor | None) -> tuple[str, ...]:
         if grams is not None and (bad := non_finite_rows(grams.sum(0), self.names)):
@@ -264,8 +303,7 @@ class Cycle:
             leaf.grad = None
         self._rows = None
         nothing = torch.zeros(len(self.names), dtype=torch.float64)
-        self.info = self._describe([nothing] * len(self._groups), None, False)
-        return self.info
+        return self._describe([nothing] * len(self._groups), None, False)
 
     def _describe(self, weights: Sequence[Tensor], grams: Tensor | None, overflow: bool) -> BalanceInfo:
         infos = {}

@@ -27,7 +27,7 @@ class BalanceInfo:
         collector_reason: Why that one.
         coefficients: [K] the balancer's simplex coefficients, where it has them; None with several balancers.
         gram: [K, K] float64 Gramian of the rows (without the loss scale of a scaler that was handed over); None on
-            cached steps.
+            cached steps. A float32 row with a norm below 1e-32, or 1e-36 of the longest, counts as zero.
         norms: [K] row norms; None on cached steps.
         cosines: [K] cosines of the written direction with each row, 0 for a zero row; None on cached steps.
         overflow: A GradScaler's overflow: the balancer was not asked, and the non-finite mean of the rows was written

@@ -83,10 +83,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
             without the scale, and an overflow skips the step: the non-finite mean of the rows is written for the scaler
             to see, and the balancer is not called. Call ``balance()`` before ``scaler.unscale_`` and ``scaler.step``.
         on_nonfinite: ``"raise"`` or ``"skip"``; ``"skip"`` not together with an enabled scaler, which skips by itself.
-        on_rows: Called in cycles with finite rows, just before they are combined and freed, with the blocks
-            [K, P_j] that make up the rows side by side (without the scale of the scaler), which are not to be kept or
-            changed, and the K names. ``on_rows=meter.update`` feeds a :class:`~gradbalance.ConflictMeter` at no
-            further pass.
+        on_rows: Called in cycles with finite rows, before the balancer is asked, with the blocks [K, P_j] that make up
+            the rows side by side (without the scale of the scaler), which are not to be kept or changed, and the K
+            names. ``on_rows=meter.update`` feeds a :class:`~gradbalance.ConflictMeter` at no further pass.
 
     Attributes:
         optimizer: As given.
@@ -201,7 +200,7 @@ class BalancedOptimizer(torch.optim.Optimizer):
             extra_loss: Added outside the balancing to everything it reaches.
 
         Raises:
-            StateError: The cycle was balanced already.
+            StateError: The cycle was balanced already, or :meth:`balance` failed.
             InvalidArgumentError: Losses of a wrong form, or other objectives than before.
             NonFiniteError: A loss is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
                 micro-batch leaves no trace. On several ranks :meth:`balance` raises it instead, on all of them.
@@ -213,6 +212,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
                 "backward() after balance() in the same cycle: its gradients are written. Call step() or zero_grad() "
                 "first."
             )
+        if self._cycle is not None:
+            self._cycle.require_not_failed()
         objectives = as_objectives(losses)
         check_extra_loss(extra_loss)
         names = self._names if self._cycle is None else self._cycle.names
@@ -264,9 +265,9 @@ class BalancedOptimizer(torch.optim.Optimizer):
             The info, which :attr:`info` keeps.
 
         Raises:
-            StateError: No backward in this cycle.
-            NonFiniteError: A row is NaN or Inf, no scaler was handed over and ``on_nonfinite`` is ``"raise"``; the
-                balanced gradient is not written, the balancer is untouched and the cycle stays open for ``zero_grad``.
+            StateError: No backward in this cycle, or this raised before: after any error ``zero_grad`` drops the cycle.
+            NonFiniteError: A row is NaN or Inf (on several ranks also a loss, of any), no scaler was handed over and
+                ``on_nonfinite`` is ``"raise"``; the balanced gradient is not written and the balancer is untouched.
             RanksError: The ranks are out of step, or gradients were not reduced as ``ranks`` says.
         """
         if self._cycle is None:

@@ -15,7 +15,7 @@ from gradbalance.gradients.collect import Collector, check_collector, collect
 from gradbalance.gradients.graph import explore
 from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
 from gradbalance.gradients.plain import add_all, backward_scalarized, plain_gradients
-from gradbalance.gradients.rows import Rows, balanced_parameters, require_finite_rows
+from gradbalance.gradients.rows import Rows, balanced_parameters, require_finite_rows, without_faint_rows
 from gradbalance.groups import Group
 from gradbalance.info import BalanceInfo
 from gradbalance.solve import BalancerLike, cached_weights, count_step, needs_rows, solve
@@ -59,8 +59,9 @@ def backward(
 
     Raises:
         InvalidArgumentError: Losses or params of a wrong form.
-        NonFiniteError: A loss or a row is NaN or Inf; names the objectives. Nothing is written, the balancer is
-            untouched. On cached steps losses are checked on the CPU only: elsewhere looking would stall the device.
+        NonFiniteError: A loss or a row is NaN or Inf; names the objectives. The balancer is untouched, and nothing is
+            written; on several ranks, which look when they meet, plain gradients are, and those of cached steps. On
+            cached steps losses are checked on the CPU only: elsewhere looking would stall the device.
         CollectorError: Rows cannot be collected.
         RanksError: Several ranks that are not set up alike, or ``ranks`` was not given.
 
@@ -89,7 +90,7 @@ def backward(
         outside = plain_gradients(objectives, balanced, graph, extra_loss)
         rows = Rows(balanced, len(objectives))
         choice = collect(objectives, rows, graph, collector=collector, check=graph.unchecked)
-        gram = rows.gramian()
+        gram = without_faint_rows(rows.gramian(), rows.blocks)
         require_finite_rows(gram, objectives.names)
         weights = solve(balancer, gram)
         rows.add_to_grad(weights)

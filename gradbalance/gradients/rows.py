@@ -10,6 +10,9 @@ from torch import Tensor
 from gradbalance.errors import InvalidArgumentError, NonFiniteError
 from gradbalance.gramian import gramian
 
+# Norms of rows in float32 below which their weights, of size 1 / norm or longest / norm, might not fit into it.
+_FAINT, _FAINTER_THAN_LONGEST = 1e-32, 1e-36
+
 
 class Rows:
     """K x P gradients in one flat buffer per device and group of parameters.
@@ -146,6 +149,27 @@ def replace(parameter: Tensor, gradient: Tensor) -> None:
     """Make ``gradient`` the ``.grad`` of ``parameter``, in memory of its own with the parameter's dtype and strides."""
     parameter.grad = torch.empty_like(parameter, requires_grad=False)
     local(parameter.grad).copy_(gradient)
+
+
+def without_faint_rows(grams: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """Gramians in which rows that all but vanish are zero: objectives without signal, as of a saturated loss.
+
+    Rows in float32 with a norm below 1e-32, or below 1e-36 of the longest, would need weights that float32 cannot hold,
+    and ``.grad`` would be infinite. Rows in float64 stay, and so do all where one is not finite.
+
+    Args:
+        grams: float64 [..., K, K], one or several.
+        blocks: The rows.
+
+    >>> without_faint_rows(torch.diag(torch.tensor([4.0, 1e-80], dtype=torch.float64)), [torch.zeros(2, 1)]).tolist()
+    [[4.0, 0.0], [0.0, 0.0]]
+    """
+    squared = grams.diagonal(dim1=-2, dim2=-1)
+    if all(block.dtype == torch.float64 for block in blocks) or not torch.isfinite(squared).all():
+        return grams
+    longest = squared.max(-1, keepdim=True).values
+    kept = squared > (_FAINTER_THAN_LONGEST**2 * longest).clamp(min=_FAINT**2)
+    return torch.where(kept[..., :, None] & kept[..., None, :], grams, 0.0)
 
 
 def require_finite_rows(gram: Tensor, names: Sequence[str]) -> None:

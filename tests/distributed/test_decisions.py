@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchjd.aggregation import RandomWeighting
 
-from gradbalance import MARBLE, MGDA, BalancedOptimizer, ConflictMeter, Fixed, RanksError, backward, gramian
+from gradbalance import MARBLE, MGDA, BalancedOptimizer, ConflictMeter, Fixed, RanksError, StateError, backward, gramian
 from gradbalance.distributed.collectives import gather
 
 
@@ -114,6 +114,28 @@ def test_one_ranks_nan_skips_the_cycle_on_all(on_ranks: Any, mode: str) -> None:
         ("extra gradient", "MGDA", whole),
         ("extra gradient", "Fixed", whole),
     ]
+
+
+def skipping_with_a_head_outside() -> list[Any]:
+    """The head is in no group of the optimizer; rank 1 knows after its first micro-batch that the cycle is lost."""
+    told = []
+    for balancer in (MGDA(), Fixed([1.0, 1.0])):
+        model = make_model()
+        head = nn.Linear(2, 2)
+        head.weight.grad = torch.ones(2, 2)
+        optimizer = optimizer_of(model, balancer, ranks="average", on_nonfinite="skip")
+        y = head(outputs_of(model))
+        losses = {"a": y[:, 0].square().mean(), "b": y[:, 1].square().mean()}
+        if dist.get_rank() == 1:
+            losses["b"] = losses["b"] * float("nan")
+        optimizer.backward(losses)
+        told.append((optimizer.balance().skipped, head.weight.grad is None))
+    return told
+
+
+def test_skipping_with_parameters_outside_the_optimizer(on_ranks: Any) -> None:
+    first, second = on_ranks(2, skipping_with_a_head_outside)
+    assert first == second == [(("b",), True)] * 2
 
 
 def overflow(mode: str) -> list[Any]:
@@ -331,6 +353,23 @@ def metered() -> list[float]:
 def test_hooks_on_rows_see_the_whole_averaged_rows(on_ranks: Any) -> None:
     first, second = on_ranks(2, metered)
     assert first == second
+
+
+def hook_that_raises() -> None:
+    def hook(blocks: Any, names: Any) -> None:
+        raise ValueError("once")
+
+    model = make_model()
+    optimizer = optimizer_of(model, MGDA(), ranks="average", on_rows=hook)
+    optimizer.backward(losses_of(model))
+    with pytest.raises(ValueError, match="once"):
+        optimizer.balance()
+    with pytest.raises(StateError, match="failed in this cycle"):
+        optimizer.balance()
+
+
+def test_a_cycle_that_failed_is_not_averaged_twice(on_ranks: Any) -> None:
+    on_ranks(2, hook_that_raises)
 
 
 # --- what averaging after the solve would give

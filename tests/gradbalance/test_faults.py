@@ -398,3 +398,28 @@ def test_every_method_trains_the_shared_encoder(make: Callable[[], Any], wrap: C
     )
     torch.optim.SGD([*encoder.parameters(), *heads.parameters()], lr=0.1).step()
     assert (flat(encoder.parameters()) - before).norm() > 1e-4
+
+
+@pytest.mark.parametrize("make", [lambda: MARBLE(interval=2), NashMTL, lambda: MGDA(normalize=True)])
+@pytest.mark.parametrize("call", ["optimizer", "function"])
+def test_an_objective_that_all_but_vanishes_makes_no_infinite_gradient(make: Any, call: str) -> None:
+    """Its weight, near 1 / |g|, is beyond float32: it counts as an objective without signal, and comes back."""
+    weight = nn.Parameter(torch.ones(2))
+    for slope in (1e-40, 1e-3):
+        balancer = make()
+        optimizer = BalancedOptimizer(torch.optim.SGD([weight], lr=0.0), balancer)
+        losses = {"faint": slope * weight[0], "loud": 2 * weight[1]}
+        weight.grad = None
+        if call == "optimizer":
+            optimizer.backward(losses)
+            info = optimizer.balance()
+        else:
+            info = backward(losses, [weight], balancer)
+        assert weight.grad is not None
+        assert torch.isfinite(weight.grad).all()
+        assert weight.grad[1] > 0
+        assert (weight.grad[0] > 0) == (slope == 1e-3)
+        assert info.inactive == (("faint",) if slope == 1e-40 else ())
+    wide = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    info = backward({"faint": 1e-40 * wide[0], "loud": 2 * wide[1]}, [wide], make())
+    assert info.inactive == ()

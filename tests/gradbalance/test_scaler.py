@@ -100,8 +100,32 @@ def test_without_a_scaler_an_overflow_is_an_error() -> None:
     with pytest.raises(NonFiniteError, match=r"\['root'\].*scaler=scaler"):
         optimizer.balance()
     assert weight.grad is None
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(StateError, match=r"balance\(\) failed in this cycle"):
         optimizer.step()
+    with pytest.raises(StateError, match=r"zero_grad\(\)"):
+        optimizer.backward({"line": weight.sum(), "root": (weight + 1).sum().sqrt()})
+    optimizer.zero_grad()
+    optimizer.backward({"line": weight.sum(), "root": (weight + 1).sum().sqrt()})
+    optimizer.step()
+
+
+def test_a_hook_that_raises_leaves_the_balancer_alone_and_is_not_run_on_rows_unscaled_twice() -> None:
+    seen: list[Tensor] = []
+
+    def hook(blocks: Any, names: Any) -> None:
+        seen.append(torch.cat(list(blocks), 1))
+        if len(seen) == 1:
+            raise ValueError("once")
+
+    model, optimizer, scaler = make(MARBLE(interval=2), 2.0**10, on_rows=hook)
+    x = torch.randn(8, 4)
+    with pytest.raises(ValueError, match="once"):
+        step(model, optimizer, scaler, x)
+    assert optimizer.needs_rows  # a balancer that had been asked would be content
+    with pytest.raises(StateError, match=r"balance\(\) failed in this cycle"):
+        optimizer.balance()
+    step(model, optimizer, scaler, x)
+    torch.testing.assert_close(seen[1], seen[0])
 
 
 def test_a_disabled_scaler_is_no_scaler() -> None:
