@@ -79,8 +79,8 @@ def check_balancer(
 
     Raises:
         ClaimError: A claim is broken; the message has each broken claim in words, with its smallest input.
-        InvalidArgumentError: ``factory`` is not callable, ``claims`` is empty or no claim, a claim is about none of the
-            ``kinds``, or another argument is out of its range.
+        InvalidArgumentError: ``factory`` makes no callable, ``claims`` is empty or no claim, a claim is about none of
+            the ``kinds``, or another argument is out of its range.
 
     >>> import gradbalance as gb
     >>> from gradbalance.testing import non_conflict
@@ -90,11 +90,7 @@ def check_balancer(
     ...     print(error.failures[0].claim.name)
     non_conflict
     """
-    if not callable(factory):
-        raise InvalidArgumentError(
-            f"`factory` should be a callable without arguments that makes a balancer. Found {factory!r}. "
-            "Pass the class, or a lambda."
-        )
+    _check_factory(factory)
     if isinstance(tolerance, bool) or not 0 <= tolerance < 1:
         raise InvalidArgumentError(f"`tolerance` should be in [0, 1). Found {tolerance!r}.")
     if max_examples is not None and (isinstance(max_examples, bool) or max_examples < 1):
@@ -121,6 +117,22 @@ def check_balancer(
         name = getattr(factory, "__qualname__", repr(factory))
         details = "\n\n".join(f"  {failure}" for failure in failures)
         raise ClaimError(f"{name} breaks {len(failures)} of its {len(claims)} claims.\n\n{details}", failures)
+
+
+def _check_factory(factory: Factory) -> None:
+    """Call it once: a balancer in its place would seem to break every claim."""
+    rule = "`factory` should be a callable without arguments that makes a balancer"
+    remedy = "Pass the class, or a lambda."
+    if not callable(factory):
+        raise InvalidArgumentError(f"{rule}. Found {factory!r}. {remedy}")
+    try:
+        made = factory()
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{rule}. Found {factory!r}, and {type(error).__name__}: {error}. {remedy}"
+        ) from error
+    if not callable(made):
+        raise InvalidArgumentError(f"{rule}. Found {factory!r}, which made {made!r}. {remedy}")
 
 
 def _invariants(claims: Sequence[Invariant | Callable[[Factory, Case], None]]) -> list[Invariant]:
