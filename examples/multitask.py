@@ -106,6 +106,12 @@ def train(balancer: gb.Balancer, seed: int, epochs: int, only: str | None = None
     return model.scores(*held_out)
 
 
+def standard_errors(values: np.ndarray) -> np.ndarray:
+    """Of the means over seeds; NaN where there is one seed."""
+    many = len(values) > 1
+    return values.std(0, ddof=1) / len(values) ** 0.5 if many else np.full(values.shape[1], np.nan)
+
+
 def draw(results: dict[str, np.ndarray], alone: np.ndarray, path: Path) -> None:
     """One panel per task: a dot with standard error per method, a line for a model trained on that task alone."""
     import matplotlib
@@ -118,8 +124,9 @@ def draw(results: dict[str, np.ndarray], alone: np.ndarray, path: Path) -> None:
     for k, (axis, task) in enumerate(zip(axes, TASKS, strict=True)):
         axis.axvline(alone[:, k].mean(), color="0.6", linewidth=1, zorder=0)
         for row, values in enumerate(results.values()):
-            spread = values[:, k].std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-            axis.errorbar(values[:, k].mean(), row, xerr=spread, fmt="o", color=f"C{row}", capsize=3)
+            axis.errorbar(
+                values[:, k].mean(), row, xerr=standard_errors(values)[k], fmt="o", color=f"C{row}", capsize=3
+            )
         axis.set_title(labels[task], fontsize=10, loc="left")
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(left=False)
@@ -158,10 +165,7 @@ def main() -> None:
         return
     print(f"{'':>10}" + "".join(f"{task:>18}" for task in TASKS) + f"{'mean change':>14}")
     for name, values in {"alone": alone, **results}.items():
-        cells = [
-            f"{m:.3f} +- {s:.3f}"
-            for m, s in zip(values.mean(0), values.std(0, ddof=1) / len(values) ** 0.5, strict=True)
-        ]
+        cells = [f"{m:.3f} +- {s:.3f}" for m, s in zip(values.mean(0), standard_errors(values), strict=True)]
         change = 100 * ((values - alone) / alone).mean()
         print(f"{name:>10}" + "".join(f"{cell:>18}" for cell in cells) + f"{change:>13.1f}%")
     draw(results, alone, arguments.output / "multitask.png")
