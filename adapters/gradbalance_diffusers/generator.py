@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradbalance.errors import InvalidArgumentError
 
+from .rewards.models import cannot_load, local_or_hub
 from .scheduler import FlowDPMSolverMultistepScheduler, check_flow_scheduler, noise_levels
 
 MixedPrecision = Literal["no", "bf16", "fp16"]
@@ -45,19 +46,17 @@ def load_pipeline(
     Raises:
         InvalidArgumentError: Nothing there that can be loaded.
     """
-    source = {"revision": revision, "local_files_only": local_files_only}
+    place, source = local_or_hub(path), {"revision": revision, "local_files_only": local_files_only}
     try:
-        index = StableDiffusion3Pipeline.load_config(str(path), **source)
+        index = StableDiffusion3Pipeline.load_config(place, **source)
         without_t5 = {}
         if not load_t5 or index.get("text_encoder_3", [None, None])[0] is None:
             without_t5 = {"text_encoder_3": None, "tokenizer_3": None}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            str(path), dtype=torch_dtype, variant=variant, **source, **without_t5
+            place, dtype=torch_dtype, variant=variant, **source, **without_t5
         )
     except OSError as error:  # the hub's errors are OSErrors
-        raise InvalidArgumentError(
-            f"`model.path` must be a folder or a hub id of a diffusers pipeline. Found {str(path)!r}: {error}"
-        ) from error
+        raise cannot_load("model.path", path, "a diffusers pipeline", error) from error
     for name, part in pipeline.components.items():
         if device is not None and isinstance(part, nn.Module) and not (encoders_on_cpu and name in TEXT_ENCODERS):
             part.to(device)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from gradbalance.errors import GradBalanceError, InvalidArgumentError
 
 from ..config import PRESETS, Config, load_config
+from ..rewards import check_reward_name
 from ..sections import RewardConfig, Solver
 from ..session import first_rank_prints
 from .folder import EvaluationFolder
@@ -162,7 +163,10 @@ def _metrics(given: argparse.Namespace, config: Config) -> list[RewardConfig]:
     chosen = config.metrics if configured else of_folder
     if given.metrics is not None:
         known = {metric.name: metric for metric in [*config.rewards, *of_folder, *chosen]}
-        return [known.get(name, RewardConfig(name=name)) for name in given.metrics.split(",")]
+        named = [known.get(name, RewardConfig(name=name)) for name in given.metrics.split(",")]
+        for metric in named:
+            check_reward_name(metric.scorer)  # a folder would keep a misspelt one, and ask for it for ever
+        return named
     if given.only == "score" and not chosen:
         raise InvalidArgumentError(
             f"Say what to score, with --metrics or --preset: {given.output} does not know. Found neither."

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from gradbalance.errors import GradBalanceError, InvalidArgumentError
+from gradbalance.errors import InvalidArgumentError
 
 from ..prompts import Prompt
 from ..rewards import RewardSet, make_reward
@@ -62,7 +62,7 @@ def score(
             try:
                 if lost := _score_with(metric, folder, prompts, todo):
                     problems[metric.name] = f"{lost} scores were lost."
-            except GradBalanceError as error:
+            except Exception as error:  # whatever it is (no memory, a bug), the other metrics are to score
                 problems[metric.name] = f"{type(error).__name__}: {error}"
             # The model of this metric goes before that of the next one comes.
             gc.collect()

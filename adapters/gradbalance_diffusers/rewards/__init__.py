@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -81,27 +82,58 @@ def make_reward(name: str, **kwargs: Any) -> Callable[..., Any]:
         **kwargs: Passed to the class.
 
     Raises:
-        InvalidArgumentError: Unknown name, or a module or attribute that does not exist.
+        InvalidArgumentError: Unknown name, a module or attribute that does not exist, or options that it does not take.
         MissingDependencyError: A package that the reward needs is not installed.
 
     >>> make_reward("datetime:timedelta", days=2).days
     2
     """
-    if ":" in name:
-        return _load_own(name)(**kwargs)
-    if name not in _NAMES:
+    check_reward_name(name)
+    make = _load_own(name) if ":" in name else _load(_NAMES[name])
+    _check_options(name, make, kwargs)
+    return make(**kwargs)
+
+
+def check_reward_name(name: str) -> None:
+    """Without importing anything: is it a name that :func:`make_reward` knows, or could it be one of your own?
+
+    Raises:
+        InvalidArgumentError: Neither.
+
+    >>> check_reward_name("ocr"), check_reward_name("package.module:attribute")
+    (None, None)
+    """
+    if ":" not in name and name not in _NAMES:
         near = difflib.get_close_matches(name, _NAMES, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise InvalidArgumentError(
             f"A reward must be one of {list(_NAMES)} or 'package.module:attribute'. Found {name!r}. {hint}".rstrip()
         )
-    return _load(_NAMES[name])(**kwargs)
 
 
 def __getattr__(attribute: str) -> Any:
     if attribute in _CLASSES:
         return _load(attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+
+
+def _check_options(name: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
+    maker = " It must be a class or function that returns a reward, not the reward itself." if ":" in name else ""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # some classes written in C do not tell
+        return
+    except TypeError as error:
+        raise InvalidArgumentError(f"The reward {name!r} cannot be made: {error}.{maker}") from None
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = list(signature.parameters)
+        near = [close for key in options if key not in known for close in difflib.get_close_matches(key, known, n=1)]
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InvalidArgumentError(
+            f"The options of the reward {name!r} must be among {known}. Found {list(options)}: {error}.{hint}{maker}"
+        ) from None
 
 
 def _load(class_name: str) -> Callable[..., Any]:

@@ -7,6 +7,8 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from gradbalance_diffusers.rewards.images import to_uint8
+
 QUALITY = 95
 """JPEG quality, as in DDPO (Black et al. 2023)."""
 
@@ -26,8 +28,7 @@ class JPEGCompressibility:
 
     def __call__(self, images: Tensor, prompts: list[str], **metadata: Sequence[Any]) -> list[float | None]:
         """Scores pictures, float (B, 3, H, W) in [0, 1]; prompts and metadata are not looked at."""
-        arrays = (images.detach().float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        return [-_kilobytes(Image.fromarray(array)) for array in arrays]
+        return [-_kilobytes(Image.fromarray(array)) for array in to_uint8(images)]
 
 
 def _kilobytes(picture: Image.Image) -> float:

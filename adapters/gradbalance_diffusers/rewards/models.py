@@ -12,6 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -88,7 +89,7 @@ def load_model(
         InvalidArgumentError: ``path`` cannot be loaded or lacks parameters of the class; unknown dtype or device.
     """
     place, number = resolve_device(device), resolve_dtype(dtype)
-    location, version = _location(path), revision or "main"
+    location, version = local_or_hub(path), revision or "main"
 
     def load() -> Pretrained:
         try:
@@ -118,7 +119,7 @@ def load_tokenizer(
         InvalidArgumentError: It cannot be loaded.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(_location(path), revision=revision or "main")
+        tokenizer = AutoTokenizer.from_pretrained(local_or_hub(path), revision=revision or "main")
     except (OSError, ValueError) as error:
         raise cannot_load(parameter, path, "a tokenizer", error) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
@@ -187,7 +188,7 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def cannot_load(
-    parameter: str, path: str | Path, what: str, error: BaseException, *, filename: str = ""
+    parameter: str, path: str | PathLike[str], what: str, error: BaseException, *, filename: str = ""
 ) -> InvalidArgumentError:
     """The error for a path or hub id that does not give ``what``: names what was tried and the remedy."""
     rule = (
@@ -199,8 +200,9 @@ def cannot_load(
         return InvalidArgumentError(f"{rule} is not here, and is no hub id. Check the path.")
     download = f"hf download {path} {filename}".rstrip()
     return InvalidArgumentError(
-        f"{rule} is not here and could not be had from the hub: {first_line(error)} Check the spelling. Without "
-        "network, or with HF_HUB_OFFLINE=1, only what was downloaded before is found: run "
+        f"{rule} is not here and could not be had from the hub: {first_line(error)} Check the spelling. If its page "
+        "there asks to accept a licence, do so and run `hf auth login`; until then it may look as if it did not exist. "
+        "Without network, or with HF_HUB_OFFLINE=1, only what was downloaded before is found: run "
         f"`{download} --local-dir FOLDER` where there is network, and pass {parameter}='FOLDER'."
     )
 
@@ -210,6 +212,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _location(path: str | Path) -> str:
+def local_or_hub(path: str | PathLike[str]) -> str:
+    """The whole local path, ``~`` resolved, if there is one; else ``path`` itself, which may be a hub id."""
     local = Path(path).expanduser()
     return str(local.resolve()) if local.exists() else str(path)

@@ -106,6 +106,7 @@ def test_scoring_and_reporting_take_names_or_nothing(tmp_path: Path, capsys: pyt
         (["base", "--prompts", "ocr"], "--prompts must look like"),
         (["base", "--set", "model.hight=4"], "Did you mean `model.height`"),
         (["base", "--steps", "0"], "`evaluation.steps` must be"),
+        (["base", "--metrics", "ocr,ocrr"], "Did you mean 'ocr'"),
     ],
 )
 def test_mistakes_are_told(words: list[str], expected: str, capsys: pytest.CaptureFixture) -> None:

@@ -204,6 +204,6 @@ def test_text_encoders_may_wait_on_the_cpu(run: Run, model: ModelConfig) -> None
 
 
 def test_a_base_model_that_is_not_there_can_be_corrected(run: Run, model: ModelConfig, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"`model\.path` must be a folder or a hub id .*nowhere"):
+    with pytest.raises(InvalidArgumentError, match=r"`model\.path` must be a local path .*nowhere.* Check the path"):
         run("base", model=replace(model, path=str(tmp_path / "nowhere")))
     assert run("base").models() == ["base"]

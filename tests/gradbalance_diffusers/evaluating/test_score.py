@@ -146,9 +146,11 @@ def test_without_pictures_there_is_nothing_to_score(tmp_path: Path, prompts: lis
 def test_a_metric_that_cannot_be_made_does_not_keep_others_from_scoring(
     folder: EvaluationFolder, metric: Metric, recorded: type
 ) -> None:
-    problems = score(folder, [RewardConfig(name="pickscor"), metric("bright")])
-    assert list(problems) == ["pickscor"]
+    broken = RewardConfig(name="broken", kind="fractions:Fraction", options={"numerator": 1, "denominator": 0})
+    problems = score(folder, [RewardConfig(name="pickscor"), broken, metric("bright")])
+    assert list(problems) == ["pickscor", "broken"]
     assert "InvalidArgumentError" in problems["pickscor"]
+    assert "ZeroDivisionError" in problems["broken"]
     assert "Did you mean 'pickscore'" in problems["pickscor"]
     assert len(folder.scores("b", "bright")) == 6
 

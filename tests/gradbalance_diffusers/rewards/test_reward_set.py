@@ -388,6 +388,19 @@ class TestMakeReward:
     def test_own_reward(self) -> None:
         assert make_reward("fractions:Fraction", numerator=1, denominator=2) == 0.5
 
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("ocr", {"thread": 2}, r"'ocr' must be among \['threads'.*Found \['thread'\].*Did you mean 'threads'\?$"),
+            ("http", {}, r"Found \[\]: missing a required argument: 'url'\.$"),
+            ("statistics:fmean", {}, "argument: 'data'.*returns a reward, not the reward itself"),
+            ("math:pi", {}, "not a callable object.*returns a reward"),
+        ],
+    )
+    def test_options_that_it_does_not_take(self, name: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=message):
+            make_reward(name, **options)
+
     @pytest.mark.parametrize("path", ["no_such_package:X", "math.no_such:X", "fractions:NoSuch"])
     def test_own_reward_that_does_not_exist(self, path: str) -> None:
         with pytest.raises(InvalidArgumentError, match="Check the spelling"):
