@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gradbalance import GradBalanceError
 from gradbalance.distributed import Ranks
 from gradbalance_diffusers.assembly import (
@@ -27,6 +29,7 @@ from gradbalance_diffusers.dry_run import dry_run
 from gradbalance_diffusers.estimate import estimate_table, present_gpu
 from gradbalance_diffusers.first_rank import open_run_folder
 from gradbalance_diffusers.model_shapes import shapes_of
+from gradbalance_diffusers.run_folder import check_run_folder
 from gradbalance_diffusers.session import distributed_session
 from gradbalance_diffusers.trainer import NFTTrainer
 
@@ -36,19 +39,21 @@ def main() -> None:
     with distributed_session(arguments.config) as ranks:
         configure_torch(arguments.config.run)
         if arguments.dry_run:
-            checks = dry_run(arguments.config, resume=arguments.resume, overwrite=arguments.overwrite)
+            checks = dry_run(arguments.config, resume=arguments.resume, overwrite=arguments.overwrite, ranks=ranks)
             print(checks.table())
-            raise SystemExit(1 if checks.faults else 0)
+            raise SystemExit(1 if checks.faults and ranks.rank == 0 else 0)  # its list has the faults of all
         train(arguments, ranks)
 
 
 def train(arguments: Arguments, ranks: Ranks) -> None:
     config = arguments.config
-    rewards = load_rewards(config)
+    # What can be wrong is looked at before the folder is touched, and what takes no time before what takes minutes.
+    if ranks.rank == 0:
+        check_run_folder(Path(config.run.folder), resume=arguments.resume, overwrite=arguments.overwrite)
     prompts, held_out = training_prompts(config), evaluation_prompts(config)
+    rewards = load_rewards(config)
+    policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
     with open_run_folder(config.run.folder, ranks, resume=arguments.resume, overwrite=arguments.overwrite) as folder:
-        folder.write_config(config)
-        policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)
         print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu(), gpus=ranks.size))
         trainer = NFTTrainer(
             config,
@@ -62,6 +67,7 @@ def train(arguments: Arguments, ranks: Ranks) -> None:
         )
         if arguments.resume:
             trainer.resume()
+        folder.write_config(config)  # not before: a change that a checkpoint refuses is not that of the run
         trainer.fit()
         print(f"Report: {folder.path / 'report.html'}")
 

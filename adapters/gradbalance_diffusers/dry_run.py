@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import gradbalance as gb
@@ -20,6 +22,7 @@ from .checklist import Check, Checklist, joined
 from .config import Config
 from .embeddings import PromptEncoder, SampleEmbeddings
 from .estimate import estimate_table, present_gpu
+from .memory_estimate import samples_per_process
 from .model_shapes import shapes_of
 from .nft import optimality
 from .policy import SD3Policy
@@ -33,7 +36,9 @@ from .trackers import require_tracker
 from .update import EpochData, PolicyUpdate
 
 
-def dry_run(config: Config, *, resume: bool = False, overwrite: bool = False) -> Checklist:
+def dry_run(
+    config: Config, *, resume: bool = False, overwrite: bool = False, ranks: gb.distributed.Ranks | None = None
+) -> Checklist:
     """Check everything that a run of ``config`` needs, and find all faults rather than the first.
 
     Prompts are read in full; the model is loaded and samples one batch with prompts of all sources; every reward scores
@@ -44,11 +49,18 @@ def dry_run(config: Config, *, resume: bool = False, overwrite: bool = False) ->
         config: The whole configuration.
         resume: The run is to continue what its folder holds.
         overwrite: The run is to replace what its folder holds.
+        ranks: That are to train together; each makes the checks, and only the first looks at the folder. The list of
+            each has the faults of all. None for all there are.
+
+    Raises:
+        GradBalanceError: On several ranks, a fault in the optimizer step, in which the others wait.
     """
+    ranks = ranks or gb.distributed.Ranks("average")
     checks = Checklist()
     folder = Path(config.run.folder)
-    with checks.check("run folder") as made:
-        made.detail = check_run_folder(folder, resume=resume, overwrite=overwrite)
+    if ranks.rank == 0:
+        with checks.check("run folder") as made:
+            made.detail = check_run_folder(folder, resume=resume, overwrite=overwrite)
     for tracker in config.run.trackers:
         checks.value(f"tracker {tracker}", lambda name=tracker: require_tracker(name))
     prompts = _check_prompts(config, checks)
@@ -66,25 +78,43 @@ def dry_run(config: Config, *, resume: bool = False, overwrite: bool = False) ->
     rollout = None
     if policy is not None:
         with checks.check("estimate") as made:
-            print(estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu()), end="\n\n")
+            table = estimate_table(shapes_of(policy, config.model), config, gpu=present_gpu(), gpus=ranks.size)
+            print(table, end="\n\n")
             made.detail = "above"
     if policy is not None and prompts:
         with checks.check("sampling") as made:
-            rollout = _sample(config, policy, prompts, made)
+            rollout = _sample(config, policy, prompts, ranks, made)
     else:
         checks.skip("sampling", "the model and prompts")
-    for name, reward in rewards.items():
-        if rollout is None:
-            checks.skip(f"scores of {name}", "pictures")
+    for name in config.reward_names:
+        if name not in rewards or rollout is None:
+            checks.skip(f"scores of {name}", "pictures" if name in rewards else "the reward")
         else:
             with checks.check(f"scores of {name}") as made:
-                _score(config, name, reward, rollout, made)
-    if policy is not None and rollout is not None:
+                _score(config, name, rewards[name], rollout, made)
+    everywhere = _compare(checks, ranks, ready=rollout is not None)
+    if policy is not None and rollout is not None and everywhere:
         with checks.check("optimizer step") as made:
-            _step(config, policy, rollout, made)
+            _step(config, policy, rollout, ranks, made)
+        if made.fault is not None and ranks.several:
+            raise gb.GradBalanceError(f"The dry run found faults.\n{checks.table()}")  # the others wait in the step
     else:
-        checks.skip("optimizer step", "pictures")
+        checks.skip("optimizer step", "pictures" + " on every rank" * ranks.several)
     return checks
+
+
+def _compare(checks: Checklist, ranks: gb.distributed.Ranks, *, ready: bool) -> bool:
+    """Add what only other ranks have found wrong; returns whether all are ready for a step together. Collective."""
+    if not ranks.several:
+        return ready
+    own = {check.name: check.fault for check in checks.checks if check.fault is not None}
+    told: list[Any] = [None] * ranks.size
+    dist.all_gather_object(told, (ready, own), group=ranks.group)
+    for rank, (_, faults) in enumerate(told):
+        checks.checks += [
+            Check(f"rank {rank}: {name}", fault=fault) for name, fault in faults.items() if name not in own
+        ]
+    return all(one_is_ready for one_is_ready, _ in told)
 
 
 def _check_prompts(config: Config, checks: Checklist) -> dict[str, list[Prompt]]:
@@ -122,7 +152,13 @@ def _check_prompts(config: Config, checks: Checklist) -> dict[str, list[Prompt]]
     return drawn
 
 
-def _sample(config: Config, policy: SD3Policy, prompts: Mapping[str, list[Prompt]], made: Check) -> Rollout:
+def _sample(
+    config: Config,
+    policy: SD3Policy,
+    prompts: Mapping[str, list[Prompt]],
+    ranks: gb.distributed.Ranks,
+    made: Check,
+) -> Rollout:
     """One batch of pictures, the first prompts of all sources in turn."""
     encoder = PromptEncoder(policy)
     if config.model.text_encoders == "offload":
@@ -147,8 +183,8 @@ def _sample(config: Config, policy: SD3Policy, prompts: Mapping[str, list[Prompt
     seconds = time.perf_counter() - started
     if not bool(rollout.latents.isfinite().all()):
         raise gb.NonFiniteError("Sampled latents must be finite. Found NaN or Inf. Try another model.dtype.")
-    pictures = config.prompts.groups_per_epoch * config.prompts.images_per_prompt
-    made.detail = f"{number} pictures in {seconds:.1f} s{_peak(policy)}; {_span(seconds * pictures / number)} an epoch"
+    epoch = seconds * samples_per_process(config, ranks.size) / number
+    made.detail = f"{number} pictures in {seconds:.1f} s{_peak(policy)}; {_span(epoch)} an epoch"
     return rollout
 
 
@@ -177,11 +213,11 @@ def _score(config: Config, name: str, reward: Reward, rollout: Rollout, made: Ch
     made.detail = joined(scores)
 
 
-def _step(config: Config, policy: SD3Policy, rollout: Rollout, made: Check) -> None:
+def _step(config: Config, policy: SD3Policy, rollout: Rollout, ranks: gb.distributed.Ranks, made: Check) -> None:
     """One micro-batch at one noise level, with pictures that are good or bad by chance under every reward."""
     stage = plan_stages(config, config.reward_names)[0]
-    pictures = config.prompts.groups_per_epoch * config.prompts.images_per_prompt
-    samples = config.optimizer.micro_batch_size or pictures // config.optimizer.steps_per_epoch
+    pictures = samples_per_process(config, ranks.size)
+    samples = config.optimizer.micro_batch_size or max(1, pictures // config.optimizer.steps_per_epoch)
     place = torch.arange(samples) % len(rollout.prompts)
     embeddings = SampleEmbeddings(rollout.embeddings.distinct, rollout.embeddings.rows[place])
     names = ["sum"] if stage.method == WEIGHTED_SUM else list(stage.rewards)
@@ -194,7 +230,7 @@ def _step(config: Config, policy: SD3Policy, rollout: Rollout, made: Check) -> N
         r=optimality(values, config.loss.advantage_clip),
         draws=replace(draws, sigma=draws.sigma[:, :1]),
     )
-    update = PolicyUpdate(config, policy, make_optimizer(config.optimizer, policy), total_steps=1)
+    update = PolicyUpdate(config, policy, make_optimizer(config.optimizer, policy), total_steps=1, ranks=ranks)
     update.enter_stage(stage)
     _reset_peak(policy)
     started = time.perf_counter()

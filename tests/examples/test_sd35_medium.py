@@ -85,6 +85,31 @@ def test_a_resumed_run_is_the_unbroken_one(whole: Path, options: list[str], tmp_
         assert all(expected[name].equal(found[name]) for name in expected)
 
 
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (["--resume", "optimizer.lr=0.5"], "from another configuration"),
+        (["--overwrite", "model.path=/no/such/model"], "`model.path` must be a local path"),
+        (["--overwrite", "rewards=[{name: pickscore, options: {paht: x}}]"], "Did you mean 'path'"),
+    ],
+)
+def test_a_mistake_costs_nothing(whole: Path, options: list[str], mistake: list[str], message: str) -> None:
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+
+    before = contents()
+    with pytest.raises(SystemExit, match=message):
+        run("sd35_marble.py", *options, "--epochs=3", f"--output={whole}", *mistake)
+    assert contents() == before
+    run("sd35_marble.py", *options, "--epochs=2", "--resume", f"--output={whole}")
+
+
+def test_a_corrected_mistake_needs_no_new_folder(options: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run("sd35_marble.py", *options, f"--output={tmp_path / 'run'}", "model.path=/no/such/model")
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluation_of_the_run(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("evaluate_sd35.py", "base", f"trained={whole}", "--device=cpu", f"--output={tmp_path / 'evaluation'}")
     record = json.loads((tmp_path / "evaluation" / "results.json").read_text())

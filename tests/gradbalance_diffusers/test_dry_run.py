@@ -89,6 +89,7 @@ def test_every_fault_is_found_in_one_run(pipeline_path: Path, tmp_path: Path, mo
     assert table.count(" FAILED ") == len(found)
     for fault in found.values():
         assert fault in table
+    assert [check.name for check in checks.checks if check.skipped] == ["scores of typo"]
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "thesis.tex"]
 
 

@@ -14,6 +14,7 @@ import torch
 import gradbalance as gb
 from gradbalance_diffusers import assembly
 from gradbalance_diffusers.config import load_config
+from gradbalance_diffusers.dry_run import dry_run
 from gradbalance_diffusers.first_rank import open_run_folder
 from gradbalance_diffusers.share import Share
 from gradbalance_diffusers.trainer import NFTTrainer
@@ -84,6 +85,26 @@ def train(pipeline: Path, folder: Path, options: list[str], resume: bool = False
         "moved": flat({name: p.detach() - start[name] for name, p in policy.parameters.items()}),
         "weights": [flat(policy.parameters), flat(policy.old_parameters), flat(average)],
     }
+
+
+def try_out(pipeline: Path, folder: Path, absent: bool) -> tuple[dict[str, str | None], dict[str, str]]:
+    """Faults and details of a dry run; rank 1 may lack the model."""
+    ranks = gb.distributed.Ranks("average")
+    path = folder / "absent" if absent and ranks.rank == 1 else pipeline
+    options = [*SMALL, f"model.path={path}", f"run.folder={folder}"]
+    checks = dry_run(load_config("tiny", options), ranks=ranks).checks
+    faults = {check.name: check.fault for check in checks if check.fault is not None}
+    return faults, {check.name: check.detail for check in checks}
+
+
+def test_a_dry_run_lists_the_faults_of_all(pool: RankPool, pipeline_path: Path, tmp_path: Path) -> None:
+    for faults, details in pool.run(try_out, pipeline_path, tmp_path / "run", False):
+        assert not faults
+        assert "rows by linear" in details["optimizer step"]
+    (first, details), (second, _) = pool.run(try_out, pipeline_path, tmp_path / "run", True)
+    assert set(first) == {"rank 1: model"}
+    assert set(second) == {"model"}
+    assert "on every rank" in details["optimizer step"]
 
 
 def dealt_unevenly(share: Share, rank: int) -> torch.Tensor:
