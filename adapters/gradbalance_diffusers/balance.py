@@ -13,8 +13,8 @@ from .config import BalanceConfig
 from .rewards.base import RewardTable
 
 WEIGHTED_SUM = "weighted-sum"
-# Of batches in a ConflictMeter, whose memory goes with them. Errors are then themselves known to about a quarter.
-_GROUPS = 8
+CONFLICT_GROUPS = 8
+"""Groups of batches in a ConflictMeter, whose memory goes with them. Its errors are then known to about a quarter."""
 
 
 def make_balancer(
@@ -59,7 +59,7 @@ def make_balancer(
 
 def conflict_meter(config: BalanceConfig) -> gb.ConflictMeter | None:
     """What estimates from the rows of refreshes which rewards conflict, in host memory; None if not asked for."""
-    return gb.ConflictMeter(groups=_GROUPS, device="cpu") if config.measure_conflicts else None
+    return gb.ConflictMeter(groups=CONFLICT_GROUPS, device="cpu") if config.measure_conflicts else None
 
 
 class Observed:

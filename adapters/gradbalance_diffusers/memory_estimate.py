@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from .balance import WEIGHTED_SUM
+from .balance import CONFLICT_GROUPS, WEIGHTED_SUM
 from .config import Config
 from .model_shapes import ModelShapes
 
@@ -131,6 +131,9 @@ def _training(shapes: ModelShapes, config: Config, gpus: int) -> list[MemoryItem
         MemoryItem(f"activations, {micro} pictures", activations, "training", exact=False),
         MemoryItem(f"rows of {objectives} objectives", objectives * lora, "refresh"),
     ]
+    if config.balance.measure_conflicts and config.balance.method != WEIGHTED_SUM:
+        # The first process alone keeps them.
+        items.append(MemoryItem("sums that tell conflicts", CONFLICT_GROUPS * objectives * lora, "always", "host"))
     if element < shapes.element_bytes and not checkpointing:
         # Autocast keeps the half copy of every float32 weight that the backward pass multiplies with.
         items.append(MemoryItem("half copies of the weights", shapes.transformer_bytes // 2, "training", exact=False))

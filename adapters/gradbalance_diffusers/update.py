@@ -137,17 +137,10 @@ class PolicyUpdate:
 
     def _backward(self, data: EpochData, samples: Tensor) -> tuple[float, float]:
         """Gradients of all pairs into the optimizer's cycle; returns the mean denoising loss and the mean KL term."""
-        levels = data.draws.sigma.shape[1]
+        levels, world = data.draws.sigma.shape[1], self.ranks.size
         micro = self.config.optimizer.micro_batch_size or max(1, len(samples))
         batches = [(chunk, level) for level in range(levels) for chunk in samples.split(micro) if len(chunk)]
-        mask, world = data.advantages.mask, self.ranks.size
-        signal = mask & (data.advantages.values != 0)
-        every = torch.cat([mask, signal, torch.ones(len(mask), 1, dtype=torch.bool)], dim=1)[samples]
-        *counts, pairs = (gb.distributed.global_counts(every, self.ranks.group) * levels).tolist()
-        counts, signals = counts[: mask.shape[1]], counts[mask.shape[1] :]
-        # Where no sample of a reward is better than another, r is 1/2 everywhere: its row would be the pull to the old
-        # policy, or rounding before the first step, and the balancer would scale that up to a full objective.
-        mask = mask & (torch.tensor(signals) > 0)
+        mask, counts, pairs = self._counted(data, samples)
         share = 1.0
         if not batches:
             # The other ranks have samples. This one takes part with one that counts for nothing.
@@ -177,6 +170,20 @@ class PolicyUpdate:
             sums[0] += (positive + negative).detach().sum() / (2 * pairs)
         denoising, divergence = gb.distributed.gather_samples(sums[None], self.ranks.group).sum(dim=0).tolist()
         return denoising, divergence
+
+    def _counted(self, data: EpochData, samples: Tensor) -> tuple[Tensor, list[int], int]:
+        """Which rewards count for which sample ``[S, K]``; and over all ranks, pairs of each reward, and of the step.
+
+        Where no sample of a reward is better than another, r is 1/2 everywhere: its row would be the pull to the old
+        policy, or rounding before the first step, and the balancer would scale that up to a full objective. So such a
+        reward counts for none.
+        """
+        mask, levels = data.advantages.mask, data.draws.sigma.shape[1]
+        signal = mask & (data.advantages.values != 0)
+        every = torch.cat([mask, signal, torch.ones(len(mask), 1, dtype=torch.bool)], dim=1)[samples]
+        *counts, pairs = (gb.distributed.global_counts(every, self.ranks.group) * levels).tolist()
+        counts, signals = counts[: mask.shape[1]], counts[mask.shape[1] :]
+        return mask & (torch.tensor(signals) > 0), counts, pairs
 
     def _finish(self, loss: float, kl: float, overflows: int) -> StepResult | None:
         """Balance, clip and step; None if gradients overflowed and the cycle is to be repeated."""

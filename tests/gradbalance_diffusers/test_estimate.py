@@ -176,6 +176,8 @@ def test_counted_memory_is_what_a_run_holds(make: Make) -> None:
     assert found["AdamW moments"] == sum(tensor.nbytes for tensor in moments)
     assert found["LoRA gradients"] == shapes.lora_parameters * 4
     assert found["rows of 3 objectives"] == 3 * shapes.lora_parameters * 4
+    assert update.meter is not None
+    assert found["sums that tell conflicts"] == sum(block.nbytes for block in update.meter.state_dict()["sums"])
     assert found["clean latents of 12 pictures"] == 12 * 4 * math.prod(shapes.latent_shape)
     assert found["pictures that wait for rewards, at most"] == 12 * 3 * 16 * 16 * 4
     cached = trainer.encoder._cache.values()
@@ -196,6 +198,8 @@ def test_phases_follow_the_options(sd35: Any) -> None:
     large = ("optimizer.micro_batch_size=72", "model.gradient_checkpointing=true")  # training needs most
     rows = 4 * sd35.lora_parameters / GIB
     assert peak(*large) - peak(*large, "balance.method=weighted-sum") == pytest.approx(4 * rows)
+    names = {item.name for item in memory_items(sd35, load_config("sd35-medium"))}
+    assert "sums that tell conflicts" not in names
     items = memory_items(sd35, load_config("sd35-medium"), gpus=8)
     (latents,) = [item for item in items if item.name.startswith("clean latents")]
     assert latents == MemoryItem("clean latents of 144 pictures", 144 * 16 * 64 * 64 * 4, "always")
