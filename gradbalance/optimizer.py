@@ -14,6 +14,7 @@ from gradbalance.cycle import Cycle, OnRows
 from gradbalance.distributed.agreement import agree
 from gradbalance.distributed.engines import refuse_engine
 from gradbalance.distributed.ranks import RanksLike, as_ranks, resolved
+from gradbalance.distributed.setup import facts_of
 from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.gradients.collect import Collector, check_collector
 from gradbalance.gradients.losses import Losses, Objectives, as_objectives, check_extra_loss
@@ -236,11 +237,8 @@ class BalancedOptimizer(torch.optim.Optimizer):
         trained = [*(parameter for group in groups for parameter in group.parameters), *plain]
         ranks = resolved(self._ranks, trained)
         if ranks.several and not self._agreed:
-            facts = {
-                "balancers": classes_of(self.balancer),
-                "rows are due": [needs_rows(group.balancer) for group in groups],
-                "states of the balancers": repr(states_of(self.balancer)),
-            }
+            options = {"skip": self._skip, "on_rows": self._on_rows is not None, "scaler": self._scaler is not None}
+            facts = facts_of(self.optimizer, self.balancer, groups, options)
             objectives = objectives.aligned(agree(objectives.names, trained, facts, ranks))
             self._agreed = True
         return Cycle(

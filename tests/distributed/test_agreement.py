@@ -71,6 +71,21 @@ def other_balancer() -> None:
     optimizer_of(model := make_model(), [MGDA(), Mean()][dist.get_rank()]).backward(losses_of(model))
 
 
+def other_arguments_of_the_balancer() -> None:
+    optimizer_of(model := make_model(), MARBLE(interval=2 + dist.get_rank())).backward(losses_of(model))
+
+
+def hook_on_one_rank() -> None:
+    hook = [lambda rows, names: None, None][dist.get_rank()]
+    optimizer_of(model := make_model(), on_rows=hook).backward(losses_of(model))
+
+
+def other_learning_rate() -> None:
+    optimizer = optimizer_of(model := make_model())
+    optimizer.param_groups[0]["lr"] *= 1 + dist.get_rank()
+    optimizer.backward(losses_of(model))
+
+
 def one_loaded() -> None:
     model = make_model()
     optimizer = optimizer_of(model)
@@ -184,6 +199,9 @@ FAILURES: dict[Callable[[], None], tuple[type[GradBalanceError], str]] = {
     other_frozen: (RanksError, "agree on parameters"),
     other_mode: (RanksError, 'agree on ranks, found "average" on rank 0; "ddp" on rank 1'),
     other_balancer: (RanksError, 'agree on balancers, found "MGDA" on rank 0; "Mean" on rank 1'),
+    other_arguments_of_the_balancer: (RanksError, r"agree on arguments of the balancers.*interval=2.* on rank 0"),
+    hook_on_one_rank: (RanksError, r'agree on options .*"on_rows": true.* on rank 0.*do nothing on some'),
+    other_learning_rate: (RanksError, "agree on settings of the optimizer.*lr.*the same learning rates"),
     one_loaded: (RanksError, r"agree on rows are due.*load the same checkpoint"),
     nothing_said: (RanksError, "ranks must be given.*found 2 ranks and none given.*ranks='ddp'"),
     nothing_said_without_rows: (RanksError, "ranks must be given"),
