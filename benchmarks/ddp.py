@@ -34,6 +34,7 @@ BATCH = 128
 BASELINE = "plain DDP"
 ALONE, PASSES = "one backward, nothing sent", "K passes, nothing sent"
 ONE_BY_ONE = "K gradients, an all-reduce each"
+AMORTIZED = {mode: f'amortized, ranks="{mode}"' for mode in ("ddp", "average")}
 ONE, FEW, ALL = "all-reduce of P numbers", "all-reduce of 64 numbers", "the collectives of a refresh"
 
 
@@ -54,7 +55,8 @@ def run(quick: bool) -> Result:
             "`.grad`; no optimizer.",
             "Sent: what rank 0 sends in one step, from the kernel's counters of its TCP sockets, in units of P numbers "
             "of 4 bytes. Time: the slowest rank's, from a common start; × is the median over rounds of the ratio to "
-            "plain DDP in the same round, with quartiles. Ranks beyond the number of cores share them.",
+            "plain DDP in the same round, with quartiles, and CPU that of the CPU time of all ranks. Amortized steps "
+            "have five times as many rounds as the others. Ranks beyond the number of cores share them.",
             'gloo has a reduce-scatter in name only: it sends as much as an all-reduce. `reduction="auto"` therefore '
             "all-reduces there, and sends half of that where the backend scatters by itself (NCCL).",
         ],
@@ -126,8 +128,8 @@ def steps(widths: Sequence[int]) -> tuple[dict[str, Callable[[], object]], int]:
         ALL: collectives,
         ALONE: partial(plain, model),
         BASELINE: partial(plain, wrapped),
-        'amortized, ranks="ddp"': cached("ddp", wrapped),
-        'amortized, ranks="average"': cached("average", model),
+        AMORTIZED["ddp"]: cached("ddp", wrapped),
+        AMORTIZED["average"]: cached("average", model),
         PASSES: due("alone", model),
         ONE_BY_ONE: one_by_one,
         'refresh, ranks="ddp"': due("ddp", wrapped),
@@ -150,22 +152,27 @@ def _rank(rank: int, size: int, folder: str, widths: Sequence[int], rounds: int)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     candidates, parameters = steps(widths)
     sent = {name: _sent(call) for name, call in candidates.items()}
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    order, shuffle = list(candidates), random.Random(0).shuffle
-    for _ in range(rounds):
+    times: dict[str, list[Tensor]] = {name: [] for name in candidates}
+    shuffle = random.Random(0).shuffle
+    everything, close = list(candidates), [BASELINE, *AMORTIZED.values()]
+    # What differs by little needs more rounds, and they are the quick ones.
+    for order in [everything] * rounds + [close] * (4 * rounds):
         shuffle(order)
         for name in order:
-            times[name].append(_slowest(candidates[name]))
+            times[name].append(_time(candidates[name]))
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        base = np.array(times[BASELINE])
+        base = torch.stack(times[BASELINE])
         rows = []
         for name, measured in times.items():
-            low, ratio, high = np.quantile(np.array(measured) / base, [0.25, 0.5, 0.75]).tolist()
+            both = torch.stack(measured)
+            (low, ratio, high), (_, cpu, _) = np.quantile(
+                both / base[: len(both)], [0.25, 0.5, 0.75], axis=0
+            ).T.tolist()
             rows.append(
                 {"ranks": size, "step": name, "parameters": parameters, "sent": sent[name], "ratio": ratio}
-                | {"low": low, "high": high, "seconds": float(np.median(measured))}
+                | {"low": low, "high": high, "cpu": cpu, "rounds": len(both), "seconds": both[:, 0].median().item()}
             )
         Path(folder, "rows.json").write_text(json.dumps(rows), encoding="utf-8")
 
@@ -181,13 +188,15 @@ def _sent(call: Callable[[], object]) -> int:
     return bytes_sent() - before
 
 
-def _slowest(call: Callable[[], object]) -> float:
+def _time(call: Callable[[], object]) -> Tensor:
+    """[2]: seconds that the slowest rank took, and seconds of CPU time of all ranks together."""
     dist.barrier()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     call()
-    spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-    dist.all_reduce(spent, dist.ReduceOp.MAX)
-    return spent.item()
+    spent = torch.tensor([time.perf_counter() - start, time.process_time() - cpu], dtype=torch.float64)
+    dist.all_reduce(spent[:1], dist.ReduceOp.MAX)
+    dist.all_reduce(spent[1:])
+    return spent
 
 
 def _table(rows: Sequence[dict[str, Any]], size: int) -> Table:
@@ -198,7 +207,8 @@ def _table(rows: Sequence[dict[str, Any]], size: int) -> Table:
             f"{1e3 * row['seconds']:.1f}",
             f"{row['ratio']:.2f}×",
             f"{row['low']:.2f} – {row['high']:.2f}",
+            f"{row['cpu']:.2f}×",
         ]
         for row in rows
     ]
-    return Table(f"{size} ranks, K = {OBJECTIVES}", ["step", "sent / P", "ms", "time", "quartiles"], lines)
+    return Table(f"{size} ranks, K = {OBJECTIVES}", ["step", "sent / P", "ms", "time", "quartiles", "CPU"], lines)
