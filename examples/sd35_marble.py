@@ -31,6 +31,7 @@ from gradbalance_diffusers.first_rank import open_run_folder
 from gradbalance_diffusers.model_shapes import shapes_of
 from gradbalance_diffusers.run_folder import check_run_folder
 from gradbalance_diffusers.session import distributed_session
+from gradbalance_diffusers.trackers import require_tracker
 from gradbalance_diffusers.trainer import NFTTrainer
 
 
@@ -50,6 +51,8 @@ def train(arguments: Arguments, ranks: Ranks) -> None:
     # What can be wrong is looked at before the folder is touched, and what takes no time before what takes minutes.
     if ranks.rank == 0:
         check_run_folder(Path(config.run.folder), resume=arguments.resume, overwrite=arguments.overwrite)
+        for tracker in config.run.trackers:
+            require_tracker(tracker)
     prompts, held_out = training_prompts(config), evaluation_prompts(config)
     rewards = load_rewards(config)
     policy = load_policy(config.model, seed=config.run.seed, mixed_precision=config.run.mixed_precision)

@@ -90,6 +90,7 @@ def test_a_resumed_run_is_the_unbroken_one(whole: Path, options: list[str], tmp_
     [
         (["--resume", "optimizer.lr=0.5"], "from another configuration"),
         (["--overwrite", "model.path=/no/such/model"], "`model.path` must be a local path"),
+        (["--overwrite", "run.trackers=[wandb]"], "pip install wandb"),
         (["--overwrite", "rewards=[{name: pickscore, options: {paht: x}}]"], "Did you mean 'path'"),
     ],
 )

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             max_bytes=given.max_mib * MIB,
             max_pixels=given.max_megapixels * MIB,
         )
-    except (GradBalanceError, TypeError) as error:  # TypeError: an option that the reward does not have
+    except (GradBalanceError, TypeError) as error:  # TypeError: an option of another type
         parser.error(str(error))
     except (OSError, OverflowError) as error:  # OverflowError: no such port
         parser.error(f"cannot listen on {given.host}:{given.port}: {error}")
