@@ -11,13 +11,11 @@ from rank_pool import RankPool
 @pytest.fixture(scope="session")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
     """``on_ranks(W, function, *args)``: what the function returned on each of W ranks."""
-    pools: dict[int, RankPool] = {}
+    pool = RankPool(2, tmp_path_factory.mktemp("ranks"))
 
     def run(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        if size not in pools:
-            pools[size] = RankPool(size, tmp_path_factory.mktemp("ranks"))
-        return pools[size].run(function, *args)
+        pool.size = size
+        return pool.run(function, *args)
 
     yield run
-    for pool in pools.values():
-        pool.stop()
+    pool.stop()

@@ -23,12 +23,12 @@ class RankPool:
     """W processes, started once: importing torch takes seconds.
 
     Args:
-        size: W.
+        size: W; it may be set anew between two runs, and then only processes that lack are started.
         folder: For rendezvous files.
     """
 
     def __init__(self, size: int, folder: Path) -> None:
-        self._size = size
+        self.size = size
         self._folder = folder
         self._jobs = 0
         self._members: list[tuple[Any, Connection]] = []
@@ -44,15 +44,15 @@ class RankPool:
             AssertionError: A rank raised or did not answer in time; all tracebacks are shown. The processes are started
                 anew then.
         """
-        if not self._members:
-            self._start()
+        self._start()
+        members = self._members[: self.size]
         self._jobs += 1
         rendezvous = self._folder / f"rendezvous-{os.getpid()}-{self._jobs}"
-        job = pickle.dumps((function.__code__.co_filename, function.__name__, args, str(rendezvous)))
-        for _, connection in self._members:
+        job = pickle.dumps((function.__code__.co_filename, function.__name__, args, str(rendezvous), self.size))
+        for _, connection in members:
             connection.send_bytes(job)
         answers, failures = [], []
-        for rank, (process, connection) in enumerate(self._members):
+        for rank, (process, connection) in enumerate(members):
             if not connection.poll(REPLY):
                 failures.append(f"rank {rank} did not answer within {REPLY:.0f} s")
                 continue
@@ -72,9 +72,9 @@ class RankPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        for rank in range(self._size):
+        for rank in range(len(self._members), self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self._size), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank), daemon=True)
             process.start()
             self._members.append((process, ours))
 
@@ -87,7 +87,7 @@ class RankPool:
         self._members.clear()
 
 
-def _serve(connection: Connection, rank: int, size: int) -> None:
+def _serve(connection: Connection, rank: int) -> None:
     import torch
     from torch import distributed as dist
 
@@ -95,7 +95,7 @@ def _serve(connection: Connection, rank: int, size: int) -> None:
     warnings.simplefilter("error")
     while True:
         try:
-            file, name, args, rendezvous = pickle.loads(connection.recv_bytes())
+            file, name, args, rendezvous, size = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
         try:
