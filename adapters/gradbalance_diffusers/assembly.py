@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from diffusers import StableDiffusion3Pipeline
 
 from gradbalance.errors import InvalidArgumentError
 
 from .config import Config, ModelConfig, OptimizerConfig, RunConfig
-from .generator import MixedPrecision
+from .generator import MixedPrecision, load_pipeline
 from .policy import SD3Policy
 from .prompts import Prompt, load_sources, without_held_out
 from .rewards import RewardSet, make_reward
@@ -24,23 +25,34 @@ def configure_torch(config: RunConfig) -> None:
     torch.manual_seed(config.seed)
 
 
+def load_base(config: ModelConfig, *, encoders_on_cpu: bool) -> StableDiffusion3Pipeline:
+    """The pipeline of ``config.path`` (hub id, local folder, or ``"tiny"``), as it is.
+
+    Args:
+        config: The ``model`` section.
+        encoders_on_cpu: Leave the text encoders on the CPU.
+    """
+    return load_pipeline(
+        tiny_sd3_path() if config.path == "tiny" else config.path,
+        torch_dtype=getattr(torch, config.dtype),
+        device=config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu"),
+        revision=config.revision,
+        variant=config.variant,
+        load_t5=config.load_t5,
+        encoders_on_cpu=encoders_on_cpu,
+    )
+
+
 def load_policy(config: ModelConfig, *, seed: int, mixed_precision: MixedPrecision = "no") -> SD3Policy:
-    """The pipeline of ``config.path`` (hub id, local folder, or ``"tiny"``) with fresh LoRA adapters.
+    """The pipeline of the configuration with fresh LoRA adapters.
 
     Args:
         config: The ``model`` section.
         seed: Seed of the LoRA initialization.
         mixed_precision: Autocast of forward passes, ``run.mixed_precision``.
     """
-    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    return SD3Policy.from_pretrained(
-        tiny_sd3_path() if config.path == "tiny" else config.path,
-        torch_dtype=getattr(torch, config.dtype),
-        device=device,
-        revision=config.revision,
-        variant=config.variant,
-        load_t5=config.load_t5,
-        encoders_on_cpu=config.text_encoders == "offload",
+    return SD3Policy(
+        load_base(config, encoders_on_cpu=config.text_encoders == "offload"),
         rank=config.lora_rank,
         alpha=config.lora_alpha,
         seed=seed,

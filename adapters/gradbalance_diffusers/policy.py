@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from diffusers import StableDiffusion3Pipeline
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gradbalance.errors import InvalidArgumentError
 
 from .embeddings import PromptEmbeddings
-from .generator import MixedPrecision, SD3Generator, load_pipeline
+from .generator import MixedPrecision, SD3Generator
 from .roles import AdapterRoles, Role, same_tensors
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -80,45 +80,6 @@ class SD3Policy(SD3Generator):
         self.old_parameters = self._roles.old_parameters
         if gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing(self._roles.checkpointed)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | PathLike[str],
-        *,
-        torch_dtype: torch.dtype = torch.float32,
-        device: str | torch.device | None = None,
-        revision: str | None = None,
-        variant: str | None = None,
-        load_t5: bool = True,
-        encoders_on_cpu: bool = False,
-        local_files_only: bool = False,
-        **lora: Any,
-    ) -> SD3Policy:
-        """Load a pipeline from a folder or the hub and make a policy of it.
-
-        Args:
-            path: Folder or hub id.
-            torch_dtype: Dtype of the base model. LoRA stays float32.
-            device: Where to put the pipeline; left on the CPU if None.
-            revision: Branch, tag or commit on the hub.
-            variant: Variant of the weight files, such as ``"fp16"``.
-            load_t5: Load the T5 encoder if the model has one; False saves its memory, zeros take its place.
-            encoders_on_cpu: Leave the text encoders on the CPU.
-            local_files_only: Never use the network.
-            **lora: Arguments of :class:`SD3Policy`.
-        """
-        pipeline = load_pipeline(
-            path,
-            torch_dtype=torch_dtype,
-            device=device,
-            revision=revision,
-            variant=variant,
-            load_t5=load_t5,
-            encoders_on_cpu=encoders_on_cpu,
-            local_files_only=local_files_only,
-        )
-        return cls(pipeline, **lora)
 
     # ---------------------------------------------------------------------------------------------- roles
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradbalance.errors import InvalidArgumentError, StateError
+from gradbalance_diffusers import generator
 from gradbalance_diffusers.embeddings import PromptEmbeddings, PromptEncoder, encode_prompts
 from gradbalance_diffusers.policy import SD3Policy
 
@@ -75,14 +76,15 @@ def test_without_t5_the_place_of_its_tokens_is_zero(load_policy: Callable[..., S
 
 
 def test_with_t5_its_tokens_follow(t5_pipeline_path: Path) -> None:
-    policy = SD3Policy.from_pretrained(t5_pipeline_path, rank=2, max_sequence_length=5)
+    policy = SD3Policy(generator.load_pipeline(t5_pipeline_path), rank=2, max_sequence_length=5)
     embeddings = PromptEncoder(policy).encode(["a b"])
     assert embeddings.prompt_embeds.shape == (1, 12 + 5, 32)
     assert embeddings.prompt_embeds[:, 12:].any()
 
 
 def test_dtype_is_kept(pipeline_path: Path) -> None:
-    policy = SD3Policy.from_pretrained(pipeline_path, torch_dtype=torch.bfloat16, rank=2, max_sequence_length=0)
+    pipeline = generator.load_pipeline(pipeline_path, torch_dtype=torch.bfloat16)
+    policy = SD3Policy(pipeline, rank=2, max_sequence_length=0)
     assert PromptEncoder(policy).encode(["a"]).prompt_embeds.dtype == torch.bfloat16
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gradbalance as gb
 from gradbalance.errors import InvalidArgumentError, StateError
+from gradbalance_diffusers import generator
 from gradbalance_diffusers.embeddings import PromptEmbeddings
 from gradbalance_diffusers.nft import interpolate_noise, kl_term, nft_terms
 from gradbalance_diffusers.policy import LORA_FILE, SD3Policy
@@ -59,7 +60,8 @@ class TestParameters:
         assert float(factors.std()) == pytest.approx(1 / 4, rel=0.1)
 
     def test_low_precision_base_keeps_float32_adapters(self, pipeline_path: Path) -> None:
-        policy = SD3Policy.from_pretrained(pipeline_path, torch_dtype=torch.bfloat16, rank=4, max_sequence_length=0)
+        pipeline = generator.load_pipeline(pipeline_path, torch_dtype=torch.bfloat16)
+        policy = SD3Policy(pipeline, rank=4, max_sequence_length=0)
         assert policy.dtype == torch.bfloat16
         assert {p.dtype for p in (*policy.parameters.values(), *policy.old_parameters.values())} == {torch.float32}
         prediction = policy.velocity(*inputs())
@@ -278,12 +280,12 @@ class TestFiles:
 
 class TestPipeline:
     def test_folder_without_t5(self, pipeline_path: Path) -> None:
-        policy = SD3Policy.from_pretrained(pipeline_path, rank=2, device="cpu", local_files_only=True)
+        policy = SD3Policy(generator.load_pipeline(pipeline_path, device="cpu", local_files_only=True), rank=2)
         assert policy.pipeline.text_encoder_3 is None
 
     @pytest.mark.parametrize("load_t5", [True, False])
     def test_folder_with_t5(self, t5_pipeline_path: Path, load_t5: bool) -> None:
-        policy = SD3Policy.from_pretrained(t5_pipeline_path, rank=2, load_t5=load_t5)
+        policy = SD3Policy(generator.load_pipeline(t5_pipeline_path, load_t5=load_t5), rank=2)
         assert (policy.pipeline.text_encoder_3 is not None) is load_t5
 
     def test_decode(self, policy: SD3Policy) -> None:

@@ -9,6 +9,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from gradbalance.errors import InvalidArgumentError
+from gradbalance_diffusers import generator
 from gradbalance_diffusers.embeddings import PromptEmbeddings, encode_prompts
 from gradbalance_diffusers.policy import SD3Policy
 from gradbalance_diffusers.sampling import sample_latents
@@ -113,7 +114,8 @@ def test_the_pipeline_keeps_its_scheduler(policy: SD3Policy) -> None:
 
 
 def test_low_precision_base(pipeline_path: Any) -> None:
-    policy = SD3Policy.from_pretrained(pipeline_path, torch_dtype=torch.bfloat16, rank=4, max_sequence_length=0)
+    pipeline = generator.load_pipeline(pipeline_path, torch_dtype=torch.bfloat16)
+    policy = SD3Policy(pipeline, rank=4, max_sequence_length=0)
     latents = sample(policy)
     assert latents.dtype == torch.float32
     assert bool(latents.isfinite().all())

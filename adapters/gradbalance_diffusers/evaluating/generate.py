@@ -15,16 +15,16 @@ from torch import Tensor
 import gradbalance as gb
 from gradbalance.errors import InvalidArgumentError
 
+from ..assembly import load_base
 from ..config import Config
 from ..embeddings import PromptEncoder
 from ..figures import to_image
 from ..first_rank import wait_for_all
-from ..generator import MixedPrecision, SD3Generator, load_pipeline
+from ..generator import MixedPrecision, SD3Generator
 from ..progress import progress_bar
 from ..prompts import Prompt
 from ..sampling import sample_latents
 from ..sections import ModelConfig, Solver
-from ..tiny import tiny_sd3_path
 from .folder import EvaluationFolder
 from .lora import LoRAWeights, applied, read_lora
 from .specs import ModelSpec
@@ -75,16 +75,7 @@ def load_generator(config: ModelConfig, *, mixed_precision: MixedPrecision = "no
         config: The ``model`` section.
         mixed_precision: Autocast of forward passes, ``run.mixed_precision``.
     """
-    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    pipeline = load_pipeline(
-        tiny_sd3_path() if config.path == "tiny" else config.path,
-        torch_dtype=getattr(torch, config.dtype),
-        device=device,
-        revision=config.revision,
-        variant=config.variant,
-        load_t5=config.load_t5,
-        encoders_on_cpu=_encoders_wait(config),
-    )
+    pipeline = load_base(config, encoders_on_cpu=_encoders_wait(config))
     return SD3Generator(pipeline, max_sequence_length=config.max_sequence_length, mixed_precision=mixed_precision)
 
 
