@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchjd.aggregation import RandomWeighting
 
+from breaking import Breaking
 from gradbalance import MARBLE, MGDA, BalancedOptimizer, ConflictMeter, Fixed, RanksError, StateError, backward, gramian
 from gradbalance.distributed.collectives import gather
 
@@ -47,18 +48,6 @@ def flat(model: nn.Module) -> Tensor:
 # --- skipping
 
 
-class Spoiled(torch.autograd.Function):
-    """The input unchanged, with a gradient that is NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * float("nan")
-
-
 def skipping(mode: str) -> list[Any]:
     """NaN in a loss, in a row, in the gradient of the extra loss: on rank 1 only, in cycles with rows and without."""
     told = []
@@ -77,11 +66,11 @@ def skipping(mode: str) -> list[Any]:
                     if where == "loss":
                         losses["b"] = losses["b"] * float("nan")
                     elif where == "row":
-                        losses["b"] = Spoiled.apply(losses["b"])
+                        losses["b"] = Breaking.apply(losses["b"])
                     elif where == "extra":
                         extra = flat_norm * float("inf")
                     else:
-                        extra = Spoiled.apply(flat_norm)
+                        extra = Breaking.apply(flat_norm)
                 optimizer.backward(losses, extra_loss=extra)
             info = optimizer.balance()
             told.append((where, type(balancer).__name__, info.skipped))

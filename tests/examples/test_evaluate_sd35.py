@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from runpy import run_path
 import pytest
 import torch
 
+import example_process
 from gradbalance_diffusers.assembly import load_policy
 from gradbalance_diffusers.config import load_config
 
@@ -31,11 +31,10 @@ def evaluate(folder: Path, *arguments: str) -> None:
         run_path(str(SCRIPT), run_name="__main__")
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(SCRIPT), f"--output={folder}", "--device=cpu", *arguments]
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     # As many threads as here: their number changes the last bits.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    options = [f"--output={folder}", "--device=cpu", *words]
+    return example_process.start(SCRIPT.name, *options, threads=torch.get_num_threads())
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +84,12 @@ def test_killed_and_started_again_gives_the_same_files(whole: Path, words: list[
     process = start(folder, *words)
     deadline = time.monotonic() + 600
     while len(list(folder.glob("models/random/images/*.png"))) < 4:
-        assert process.poll() is None, process.communicate()[0].decode()
+        assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    output = start(folder, *words).communicate(timeout=600)[0].decode()
+    output = start(folder, *words).communicate(timeout=600)[0]
     assert "| random |" in output, output
     assert str(folder / "report.html") in output
     assert contents(folder) == contents(whole)

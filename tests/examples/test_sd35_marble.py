@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-SHORT = [
-    "--preset=tiny",
-    "--epochs=4",
-    "--threads=1",
-    "prompts.groups_per_epoch=8",
-    "prompts.images_per_prompt=4",
-    "evaluation.prompts_per_source=4",
-    "evaluation.every=2",
-    "balance.interval=2",
-    "run.checkpoint_every=1",
-    "run.report_every=2",
-]
+import example_process
+from example_process import SHORT_RUN, finish
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "examples/sd35_marble.py", *SHORT, f"--output={folder}", *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finish(process: subprocess.Popen[bytes]) -> str:
-    output = process.communicate(timeout=600)[0].decode()
-    assert process.returncode == 0, output
-    return output
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return example_process.start(
+        "sd35_marble.py", *SHORT_RUN, "--epochs=4", "run.report_every=2", f"--output={folder}", *words
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +36,7 @@ def test_killed_and_resumed_run_equals_the_unbroken_one(whole: Path, tmp_path: P
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + 600
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < rows_before_kill:
-        assert process.poll() is None, process.communicate()[0].decode()
+        assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -79,7 +60,7 @@ def test_metrics_hold_all_five_rewards_and_the_balance(whole: Path) -> None:
 
 def test_another_run_in_the_folder_is_refused(whole: Path) -> None:
     process = start(whole)
-    output = process.communicate(timeout=600)[0].decode()
+    output = process.communicate(timeout=600)[0]
     assert process.returncode != 0
     assert "--resume" in output
     assert "--overwrite" in output

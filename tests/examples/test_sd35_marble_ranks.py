@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,23 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import example_process
+from example_process import SHORT_RUN, finish
 from run_records import assert_close, logged
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-SHORT = [
-    "--preset=tiny",
-    "--epochs=2",
-    "--threads=1",
-    "prompts.groups_per_epoch=8",
-    "prompts.images_per_prompt=4",
-    "evaluation.prompts_per_source=4",
-    "evaluation.every=2",
-    "balance.interval=2",
-    "run.checkpoint_every=1",
-    "run.timeout=60",
-]
 LAUNCHERS = {
     "python": ["-u"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
@@ -41,17 +29,8 @@ LAUNCHERS = {
 
 
 def start(launcher: str, folder: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *LAUNCHERS[launcher], "examples/sd35_marble.py", *SHORT, f"--output={folder}", *words]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, output
-    return output
+    options = [*SHORT_RUN, "--epochs=2", "run.timeout=60", f"--output={folder}"]
+    return example_process.start("sd35_marble.py", *options, *words, launcher=LAUNCHERS[launcher])
 
 
 @pytest.fixture(scope="module")

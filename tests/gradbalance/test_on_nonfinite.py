@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from breaking import Breaking
 from gradbalance import (
     MARBLE,
     MGDA,
@@ -25,18 +26,6 @@ from gradbalance import (
 )
 
 BAD = [math.nan, math.inf, -math.inf]
-
-
-class Breaking(torch.autograd.Function):
-    """The identity with a gradient of NaN: a finite loss with a row that is not."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * math.nan
 
 
 def make(balancer: Any = None, **options: Any) -> tuple[nn.Sequential, BalancedOptimizer]:
