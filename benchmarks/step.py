@@ -24,6 +24,7 @@ from benchmarks.timing import take_turns
 
 WIDTHS = (128, 512, 512, 512, 512)
 BATCH = 512
+ROUNDS = 20
 BASELINE = "sum of losses"
 REFRESH, AMORTIZED = "gradbalance MARBLE, refresh", "gradbalance MARBLE, amortized"
 SHADES = {BASELINE: COLORS["baseline"], "gradbalance": COLORS["gradbalance"], "TorchJD": COLORS["TorchJD"]}
@@ -48,7 +49,7 @@ class Model(nn.Module):
 def run(quick: bool) -> Result:
     """Measure everything."""
     counts = (5,) if quick else (5, 20)
-    rows = [row for count in counts for row in _measured(count, 64 if quick else BATCH, 2 if quick else 100 // count)]
+    rows = [row for count in counts for row in _measured(count, 64 if quick else BATCH, 2 if quick else ROUNDS)]
     return Result(
         "step",
         {"widths": WIDTHS, "batch": BATCH, "K": counts},
