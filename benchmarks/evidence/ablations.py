@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
-from benchmarks.evidence.learning import compare
+import re
+
+from matplotlib.figure import Figure
+
+from benchmarks.evidence.comparison import NOTE, Comparison
+from benchmarks.evidence.statistics import interval
 from benchmarks.evidence.store import Store
 from benchmarks.evidence.training import TrainingRun, train_all
-from benchmarks.report import Result
+from benchmarks.report import Result, figure
 
-MARBLE = ("balance.method=marble",)
-# "marble" is the run of the learning experiment: N = 8, rho = 0.7, centered. The mean (fixed coefficients) and MGDA
-# without normalization are there too.
+# Half of the learning experiment's epochs: there are many runs. Only the end is evaluated.
+SHORT = ("run.epochs=20", "evaluation.every=20")
+MARBLE = "balance.method=marble"
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "marble": (),
-    **{f"interval-{n}": (f"balance.interval={n}",) for n in (1, 5, 20)},
-    **{f"ema-{decay:g}": (f"balance.ema_decay={decay:g}",) for decay in (0.1, 0.3, 0.5, 0.9)},
-    "coefficients": ("balance.amortize=coefficients",),
-    "missing-zero": ("loss.missing=zero",),
-    "not-centered": ("loss.center=false",),
-    "uniform-end": ("balance.uniform_after=30",),
+    "marble": (MARBLE,),  # N = 8, rho = 0.7, centered, exact masks, the direction cached
+    **{f"N = {n}": (MARBLE, f"balance.interval={n}") for n in (1, 5, 20)},
+    **{f"rho = {decay:g}": (MARBLE, f"balance.ema_decay={decay:g}") for decay in (0.1, 0.5, 0.9)},
+    "no normalization": ("balance.method=mgda-raw",),
+    "fixed coefficients": ("balance.method=mean",),
+    "uniform from the 15th step": (MARBLE, "balance.uniform_after=15"),
+    "coefficients cached (published)": (MARBLE, "balance.amortize=coefficients"),
+    "missing = advantage 0 (published)": (MARBLE, "loss.missing=zero"),
+    "not centered (published)": (MARBLE, "loss.center=false"),
+    "solved on the first micro-batch (published)": (MARBLE, "balance.measure_conflicts=false"),
 }
+PROGRAMS = {"solved on the first micro-batch (published)": ("-m", "benchmarks.evidence.first_batch")}
 
 
 def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
     """Train each variant on each seed."""
-    runs = {
-        name: [TrainingRun(name, seed, (*MARBLE, *extra)) for seed in range(seeds)] for name, extra in VARIANTS.items()
-    }
+    runs = {name: [_run(name, seed) for seed in range(seeds)] for name in VARIANTS}
+    # Seed by seed, so that an interrupted experiment has whole seeds.
     train_all([runs[name][s] for s in range(seeds) for name in VARIANTS], store.folder, workers=workers, quick=quick)
-    return compare("ablations", runs, store, reference="marble", title="Change on held-out prompts")
+    found = Comparison.of(runs, store, reference="marble")
+    return Result(
+        name="ablations",
+        settings={"seeds": seeds, "rewards": list(found.rewards), "overrides": list(SHORT)},
+        rows=found.rows(),
+        tables=found.tables("Change on held-out prompts after 20 epochs"),
+        notes=[NOTE],
+        figures={"evidence-ablations": _figure(found)},
+    )
+
+
+def _run(name: str, seed: int) -> TrainingRun:
+    folder = "ablations/" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    program = {"program": PROGRAMS[name]} if name in PROGRAMS else {}
+    return TrainingRun(folder, seed, (*SHORT, *VARIANTS[name]), **program)
+
+
+def _figure(found: Comparison) -> Figure:
+    """Differences to the reference: one panel per reward, one line per variant, a dot per seed."""
+    variants = [variant for variant in found.curves if variant != found.reference]
+    picture, axes = figure(len(found.rewards), height=4.2)
+    for k, (axis, reward) in enumerate(zip(axes[0], found.rewards, strict=True)):
+        for place, variant in enumerate(variants):
+            values = found.difference(variant)[:, k]
+            mean = interval(values)
+            axis.plot(values, [place] * len(values), ".", color="#8d99ae", markersize=4)
+            axis.plot([mean.low, mean.high], [place, place], color="#0b6e99", linewidth=2)
+            axis.plot(mean.mean, place, "o", color="#0b6e99", markersize=4)
+        axis.axvline(0, color="0.6", linewidth=1, zorder=0)
+        axis.set_yticks(range(len(variants)), variants if k == 0 else [], fontsize=8)
+        axis.set_ylim(len(variants) - 0.5, -0.5)
+        axis.set_title(reward, fontsize=9, loc="left")
+    axes[0][len(found.rewards) // 2].set_xlabel("difference to marble on held-out prompts")
+    return picture

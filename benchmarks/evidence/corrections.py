@@ -19,6 +19,7 @@ from benchmarks.evidence.store import Store
 from benchmarks.report import Result, Table, figure
 
 INTERVAL = 8
+OVERRIDES = ("run.epochs=24",)
 VARIANTS = {
     "ours": {"amortize": "direction", "seen": "centered", "used": "centered"},
     "coefficients cached (published)": {"amortize": "coefficients", "seen": "centered", "used": "centered"},
@@ -33,7 +34,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
     """Probe one run per seed and replay every variant on its steps."""
     from benchmarks.evidence.probe import probed_runs
 
-    probes = probed_runs("corrections", (), store, seeds=seeds, workers=workers, quick=quick)
+    probes = probed_runs("corrections", OVERRIDES, store, seeds=seeds, workers=workers, quick=quick)
     rows: list[dict[str, Any]] = []
     for variant, settings in VARIANTS.items():
         for seed, probe in enumerate(probes):
@@ -47,7 +48,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
         )
     return Result(
         name="corrections",
-        settings={"seeds": seeds, "interval": INTERVAL, "variants": VARIANTS},
+        settings={"seeds": seeds, "overrides": list(OVERRIDES), "interval": INTERVAL, "variants": VARIANTS},
         rows=rows,
         tables=[
             Table("Cached steps", ["", "cosine with the full solve", "worst reward cosine", "spread of alpha*"], lines)

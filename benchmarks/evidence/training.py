@@ -28,11 +28,13 @@ class TrainingRun:
         name: Of the variant: of its folder and of its row in tables.
         seed: Of the run.
         overrides: ``section.key=value`` each.
+        program: What to run in place of the example, with the same options.
     """
 
     name: str
     seed: int
     overrides: tuple[str, ...] = ()
+    program: tuple[str, ...] = (str(EXAMPLE),)
 
 
 def train_all(runs: Sequence[TrainingRun], folder: Path, *, workers: int, quick: bool) -> None:
@@ -67,7 +69,7 @@ def _train(run: TrainingRun, folder: Path, quick: bool) -> str:
     ] if quick else ["evaluation.every=10"]  # fmt: skip
     resumed = ["--resume"] if (path / "config.yaml").exists() else []
     command = [
-        sys.executable, str(EXAMPLE), "--preset=tiny", f"--seed={run.seed}", "--threads=1", f"--output={path}",
+        sys.executable, *run.program, "--preset=tiny", f"--seed={run.seed}", "--threads=1", f"--output={path}",
         *resumed, *size, *run.overrides,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

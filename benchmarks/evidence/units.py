@@ -24,6 +24,7 @@ UNITS: dict[str, tuple[float, float]] = {
 }
 # Advantages are divided by the standard deviation plus this; the published 1e-4 is a unit of its own.
 NO_EPSILON = "loss.advantage_epsilon=0"
+SHORT = ("run.epochs=20", "evaluation.every=20")
 
 
 def in_unit(kind: str, scale: float, shift: float, **options: Any) -> Callable[..., torch.Tensor]:
@@ -64,7 +65,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
         tables=[Table(f"Change on held-out prompts; {REWARD} in other units", ["method", REWARD, *rewards], lines)],
         notes=[
             f"Largest movement of any reward's result: {', '.join(f'{m} {v:.3f}' for m, v in moved.items())}. "
-            "One seed for all. Multiplying by 0.05 or adding 1 rounds differently, and forty epochs of training "
+            "One seed for all. Multiplying by 0.05 or adding 1 rounds differently, and twenty epochs of training "
             "amplify a last bit.",
         ],
         figures={"evidence-units": _figure(final, rewards)},
@@ -78,7 +79,7 @@ def _run(method: str, unit: str) -> TrainingRun:
         f"{{name: {REWARD}, kind: 'benchmarks.evidence.units:in_unit', options: {options}}}" if name == REWARD else name
         for name in ("saturation", "contrast", "background", REWARD, "{name: geneval, kind: geneval_geometry}")
     )
-    overrides = (f"balance.method={method}", NO_EPSILON, f"rewards=[{rewards}]")
+    overrides = (*SHORT, f"balance.method={method}", NO_EPSILON, f"rewards=[{rewards}]")
     return TrainingRun(f"units-{method}-{unit.replace(' ', '')}", 0, overrides)
 
 

@@ -23,7 +23,7 @@ from gradbalance_diffusers.nft import optimality
 from gradbalance_diffusers.rewards.table import RewardTable
 
 
-@pytest.mark.parametrize("module", ["statistics", "store", "directions", "harmony"])
+@pytest.mark.parametrize("module", ["statistics", "store", "directions", "harmony", "comparison", "first_batch"])
 def test_examples_in_docstrings(module: str) -> None:
     assert doctest.testmod(import_module(f"benchmarks.evidence.{module}")).failed == 0
 

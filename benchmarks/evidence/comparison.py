@@ -1,0 +1,91 @@
+"""Final rewards of training variants over seeds, absolute and against a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.evidence.statistics import Interval, interval
+from benchmarks.evidence.store import Store
+from benchmarks.evidence.training import TrainingRun, changes, place
+from benchmarks.report import Table
+from gradbalance_diffusers.report_data import read_run
+
+NOTE = "Mean over seeds [95 % bootstrap interval over seeds]. The same samples, steps and seeds for all."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Variants of a training run.
+
+    Attributes:
+        rewards: K names.
+        curves: Variant -> paired change on the held-out prompts ``[seeds, evaluations after the first, K]``.
+        seconds: Variant -> mean seconds of a run.
+        reference: The variant that the others are compared with.
+    """
+
+    rewards: Sequence[str]
+    curves: Mapping[str, NDArray[np.float64]]
+    seconds: Mapping[str, float]
+    reference: str
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Sequence[TrainingRun]], store: Store, *, reference: str) -> Comparison:
+        """Read finished runs, the same seeds for each variant."""
+        curves, rewards = {}, []
+        for variant, own in runs.items():
+            rewards, curves[variant] = changes(own, store.folder)
+        seconds = {
+            variant: float(np.mean([read_run(place(run, store.folder)).seconds or 0.0 for run in own]))
+            for variant, own in runs.items()
+        }
+        return cls(rewards, curves, seconds, reference)
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there are."""
+        return len(self.curves[self.reference])
+
+    def final(self, variant: str) -> NDArray[np.float64]:
+        """Changes at the last evaluation ``[seeds, K]``."""
+        return self.curves[variant][:, -1]
+
+    def difference(self, variant: str) -> NDArray[np.float64]:
+        """The last evaluation minus that of the reference, seed by seed ``[seeds, K]``."""
+        return self.final(variant) - self.final(self.reference)
+
+    def tables(self, title: str) -> list[Table]:
+        """Absolute changes, and differences to the reference; the mean over rewards last."""
+        columns = ["", *self.rewards, "mean of rewards"]
+        absolute = [[variant, *_cells(self.final(variant))] for variant in self.curves]
+        paired = [[v, *_cells(self.difference(v))] for v in self.curves if v != self.reference]
+        return [
+            Table(title, columns, absolute),
+            Table(f"Difference to {self.reference}, seed by seed", columns, paired),
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All of it as plain values."""
+        return [
+            {"variant": v, "final": self.final(v).tolist(), "curves": c.tolist(), "seconds": self.seconds[v]}
+            for v, c in self.curves.items()
+        ]
+
+
+def _cells(values: NDArray[np.float64]) -> list[str]:
+    every = np.concatenate([values, values.mean(axis=1, keepdims=True)], axis=1)
+    return [signed(interval(column)) for column in every.T]
+
+
+def signed(value: Interval) -> str:
+    """An interval of changes, for reading.
+
+    >>> signed(Interval(0.1, -0.02, 0.3))
+    '+0.100 [-0.020, +0.300]'
+    """
+    return f"{value.mean:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
