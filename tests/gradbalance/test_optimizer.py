@@ -23,16 +23,6 @@ from gradbalance import (
 from small_model import flat, losses_of, make_model, sgd
 
 
-@pytest.fixture
-def model() -> nn.Sequential:
-    return make_model()
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(8, 4)
-
-
 def flat_grad(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 

@@ -21,16 +21,6 @@ from gradbalance import (
 from small_model import flat, losses_of, make_model, sgd
 
 
-@pytest.fixture
-def model() -> nn.Sequential:
-    return make_model()
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(8, 4)
-
-
 def train(model: nn.Module, optimizer: BalancedOptimizer, steps: range) -> list[Tensor]:
     weights = []
     for step in steps:
