@@ -9,11 +9,9 @@ from matplotlib.figure import Figure
 from benchmarks.evidence.comparison import NOTE, Comparison
 from benchmarks.evidence.statistics import interval
 from benchmarks.evidence.store import Store
-from benchmarks.evidence.training import TrainingRun, train_all
+from benchmarks.evidence.training import SHORT, TrainingRun, train_all
 from benchmarks.report import Result, figure
 
-# Half of the learning experiment's epochs: there are many runs. Only the end is evaluated.
-SHORT = ("run.epochs=20", "evaluation.every=20")
 MARBLE = "balance.method=marble"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "marble": (MARBLE,),  # N = 8, rho = 0.7, centered, exact masks, the direction cached

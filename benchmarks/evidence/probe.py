@@ -54,14 +54,15 @@ class ProbedUpdate(PolicyUpdate):
 
     def step(self, data: EpochData, samples: Tensor) -> StepResult:
         """Look, then take the step."""
-        grams: list[Tensor] = []
-
-        def nothing(gram: Tensor) -> Tensor:
-            grams.append(gram)
-            return torch.zeros(len(gram), dtype=gram.dtype)
+        seen: list[tuple[list[str], Sequence[Tensor]]] = []
 
         def see(rows: Sequence[Tensor], names: Sequence[str]) -> None:
-            self.look(list(names), grams[0], rows)
+            seen.append((list(names), rows))
+
+        def nothing(gram: Tensor) -> Tensor:
+            names, rows = seen.pop()
+            self.look(names, gram, rows)
+            return torch.zeros(len(gram), dtype=gram.dtype)
 
         probe = gb.BalancedOptimizer(
             torch.optim.SGD(self.policy.parameters.values(), lr=0.0),

@@ -17,6 +17,12 @@ from tqdm import tqdm
 from benchmarks.report import ROOT
 from gradbalance_diffusers.report_data import read_run
 
+# Small enough for many runs: half of the preset's epochs on half of its prompts, evaluated at the end alone.
+SHORT = ("run.epochs=20", "prompts.groups_per_epoch=12", "evaluation.every=20", "evaluation.prompts_per_source=128")
+QUICK = (
+    "run.epochs=2", "prompts.groups_per_epoch=8", "prompts.images_per_prompt=4", "evaluation.prompts_per_source=2",
+    "evaluation.every=1",
+)  # fmt: skip
 EXAMPLE = ROOT / "examples" / "sd35_marble.py"
 
 
@@ -63,14 +69,10 @@ def _train(run: TrainingRun, folder: Path, quick: bool) -> str:
     path = place(run, folder)
     if (path / "finished").exists():
         return ""
-    size = [
-        "run.epochs=2", "prompts.groups_per_epoch=8", "prompts.images_per_prompt=4", "evaluation.prompts_per_source=2",
-        "evaluation.every=1",
-    ] if quick else ["evaluation.every=10"]  # fmt: skip
     resumed = ["--resume"] if (path / "config.yaml").exists() else []
     command = [
         sys.executable, *run.program, "--preset=tiny", f"--seed={run.seed}", "--threads=1", f"--output={path}",
-        *resumed, *size, *run.overrides,
+        *resumed, "evaluation.every=10", *run.overrides, *(QUICK if quick else ()),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:

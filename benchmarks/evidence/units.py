@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.evidence.store import Store
-from benchmarks.evidence.training import TrainingRun, changes, train_all
+from benchmarks.evidence.training import SHORT, TrainingRun, changes, train_all
 from benchmarks.report import Result, Table, figure
 from gradbalance_diffusers.rewards import make_reward
 
@@ -24,7 +24,6 @@ UNITS: dict[str, tuple[float, float]] = {
 }
 # Advantages are divided by the standard deviation plus this; the published 1e-4 is a unit of its own.
 NO_EPSILON = "loss.advantage_epsilon=0"
-SHORT = ("run.epochs=20", "evaluation.every=20")
 
 
 def in_unit(kind: str, scale: float, shift: float, **options: Any) -> Callable[..., torch.Tensor]:

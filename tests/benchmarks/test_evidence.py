@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gradbalance as gb
+from benchmarks.evidence import probe
 from benchmarks.evidence.__main__ import NAMES, PAGE
 from benchmarks.evidence.directions import Step, replay
 from benchmarks.evidence.groups import GroupGradients
@@ -126,3 +127,22 @@ def test_a_replayed_balancer_is_asked_when_a_refresh_is_due() -> None:
     assert [fresh for _, fresh in directions] == [True, False, True, False]
     np.testing.assert_array_equal(directions[1][0], directions[0][0])
     np.testing.assert_allclose(directions[2][0], steps[2].balanced("full", gb.MARBLE(interval=1)))
+
+
+def test_a_probed_run_keeps_what_the_steps_were_made_of() -> None:
+    probed = probe._probe(("balance.interval=1",), 0, quick=True)
+    records = [Step(record, probed["names"]) for record in probed["records"]]
+    assert [(record["epoch"], record["position"]) for record in probed["records"]] == [(0, 0), (1, 0)]
+    for step in records:
+        assert np.linalg.eigvalsh(step.gram).min() > -1e-6 * step.gram.diagonal().max()
+        # An objective is what knows its reward and what all rewards share (contrast is defined for every picture).
+        rest = step.single("full:contrast") - step.single("centered:contrast") - step.single("common")
+        assert rest @ step.gram @ rest < 1e-6 * step.gram.diagonal().max()
+        assert step.rows("centered").diagonal().min() > 0
+
+
+def test_groups_of_prompts_have_gradients() -> None:
+    found = probe._group_gradients(0, quick=True)
+    data = GroupGradients(np.array(found["gram"]), np.array(found["counts"]))
+    assert (data.groups, data.rewards) == (16, 5)
+    assert np.linalg.eigvalsh(data.between(range(16), range(16))).min() > 0
