@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.evidence.store import Store
 from benchmarks.report import ROOT
 
-NAMES = ("multitask", "harmony", "corrections", "noise", "learning", "units", "ablations", "cost")
+NAMES = ("multitask", "harmony", "corrections", "noise", "learning", "conflict", "units", "ablations", "cost")
 PAGE = ROOT / "docs" / "results.md"
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-from matplotlib.figure import Figure
-
 from benchmarks.evidence.comparison import NOTE, Comparison
-from benchmarks.evidence.statistics import interval
 from benchmarks.evidence.store import Store
 from benchmarks.evidence.training import SHORT, TrainingRun, train_all
-from benchmarks.report import Result, figure
+from benchmarks.report import Result
 
 MARBLE = "balance.method=marble"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -40,7 +37,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
         rows=found.rows(),
         tables=found.tables("Change on held-out prompts after 20 epochs"),
         notes=[NOTE],
-        figures={"evidence-ablations": _figure(found)},
+        figures={"evidence-ablations": found.figure("difference to marble on held-out prompts", relative=True)},
     )
 
 
@@ -48,22 +45,3 @@ def _run(name: str, seed: int) -> TrainingRun:
     folder = "ablations/" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     program = {"program": PROGRAMS[name]} if name in PROGRAMS else {}
     return TrainingRun(folder, seed, (*SHORT, *VARIANTS[name]), **program)
-
-
-def _figure(found: Comparison) -> Figure:
-    """Differences to the reference: one panel per reward, one line per variant, a dot per seed."""
-    variants = [variant for variant in found.curves if variant != found.reference]
-    picture, axes = figure(len(found.rewards), height=4.2)
-    for k, (axis, reward) in enumerate(zip(axes[0], found.rewards, strict=True)):
-        for place, variant in enumerate(variants):
-            values = found.difference(variant)[:, k]
-            mean = interval(values)
-            axis.plot(values, [place] * len(values), ".", color="#8d99ae", markersize=4)
-            axis.plot([mean.low, mean.high], [place, place], color="#0b6e99", linewidth=2)
-            axis.plot(mean.mean, place, "o", color="#0b6e99", markersize=4)
-        axis.axvline(0, color="0.6", linewidth=1, zorder=0)
-        axis.set_yticks(range(len(variants)), variants if k == 0 else [], fontsize=8)
-        axis.set_ylim(len(variants) - 0.5, -0.5)
-        axis.set_title(reward, fontsize=9, loc="left")
-    axes[0][len(found.rewards) // 2].set_xlabel("difference to marble on held-out prompts")
-    return picture

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from benchmarks.evidence.statistics import Interval, interval
 from benchmarks.evidence.store import Store
 from benchmarks.evidence.training import TrainingRun, changes, place
-from benchmarks.report import Table
+from benchmarks.report import Table, figure
 from gradbalance_diffusers.report_data import read_run
 
 NOTE = "Mean over seeds [95 % bootstrap interval over seeds]. The same samples, steps and seeds for all."
@@ -75,6 +76,29 @@ class Comparison:
             {"variant": v, "final": self.final(v).tolist(), "curves": c.tolist(), "seconds": self.seconds[v]}
             for v, c in self.curves.items()
         ]
+
+    def figure(self, label: str, *, relative: bool) -> Figure:
+        """One panel per reward, one line per variant: mean and interval, and a dot per seed.
+
+        Args:
+            label: Of the horizontal axes.
+            relative: Draw differences to the reference instead of changes.
+        """
+        variants = [variant for variant in self.curves if not relative or variant != self.reference]
+        picture, axes = figure(len(self.rewards), height=1.0 + 0.25 * len(variants))
+        for k, (axis, reward) in enumerate(zip(axes[0], self.rewards, strict=True)):
+            for line, variant in enumerate(variants):
+                values = (self.difference(variant) if relative else self.final(variant))[:, k]
+                mean = interval(values)
+                axis.plot(values, [line] * len(values), ".", color="#8d99ae", markersize=4)
+                axis.plot([mean.low, mean.high], [line, line], color="#0b6e99", linewidth=2)
+                axis.plot(mean.mean, line, "o", color="#0b6e99", markersize=4)
+            axis.axvline(0, color="0.6", linewidth=1, zorder=0)
+            axis.set_yticks(range(len(variants)), variants if k == 0 else [], fontsize=8)
+            axis.set_ylim(len(variants) - 0.5, -0.5)
+            axis.set_title(reward, fontsize=9, loc="left")
+        axes[0][len(self.rewards) // 2].set_xlabel(label)
+        return picture
 
 
 def _cells(values: NDArray[np.float64]) -> list[str]:
