@@ -8,6 +8,7 @@ one Gramian, so that any batch, and the gradient expected from all groups outsid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import gradbalance as gb
+from benchmarks.evidence.conflict import REWARDS
 from benchmarks.evidence.groups import GroupGradients, Matrix
 from benchmarks.evidence.statistics import interval
 from benchmarks.evidence.store import Store
@@ -24,6 +26,7 @@ BATCH_SIZES = (6, 12, 24, 48, 96)
 BATCHES = 200
 SHRINKAGE = 0.5
 MEMORY = 0.7
+SETS = {"rewards of the preset": ("groups", ()), "conflicting rewards": ("groups-conflicting", (REWARDS,))}
 
 
 def weights_of(gram: Matrix) -> Matrix:
@@ -63,41 +66,44 @@ def estimators() -> dict[str, Callable[[GroupGradients, Sequence[int]], Matrix]]
 
 
 def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
-    """Collect per-group gradients for each seed, then draw batches of every size."""
+    """Collect per-group gradients for each seed and set of rewards, then draw batches of every size."""
     from benchmarks.evidence.probe import group_gradients
 
     rows: list[dict[str, Any]] = []
-    for seed in range(seeds):
-        data = group_gradients(store, seed=seed, quick=quick)
-        for size in [size for size in BATCH_SIZES if size <= data.groups // 2]:
-            rows += [{"seed": seed, "batch": size, **row} for row in _judge(data, size, np.random.default_rng(seed))]
+    for title, (name, overrides) in SETS.items():
+        for seed in range(seeds):
+            data = group_gradients(store, name=name, overrides=overrides, seed=seed, quick=quick)
+            for size in [size for size in BATCH_SIZES if size <= data.groups // 2]:
+                judged = _judge(data, size, np.random.default_rng(seed))
+                rows += [{"rewards": title, "seed": seed, "batch": size, **row} for row in judged]
     sizes = sorted({row["batch"] for row in rows})
-    lines = []
-    for method in estimators():
-        cells = [
-            interval([row["opposed"] for row in rows if row["method"] == method and row["batch"] == size])
-            for size in sizes
-        ]
-        lines.append(
-            [method, *(f"{100 * cell.mean:.0f} % [{100 * cell.low:.0f}, {100 * cell.high:.0f}]" for cell in cells)]
-        )
     return Result(
         name="noise",
-        settings={"seeds": seeds, "batches": BATCHES, "memory": MEMORY, "shrinkage": SHRINKAGE},
+        settings={"seeds": seeds, "batches": BATCHES, "memory": MEMORY, "shrinkage": SHRINKAGE, "sets": SETS},
         rows=rows,
-        tables=[
-            Table(
-                "Batches whose direction opposes an expected gradient",
-                ["prompt groups in a batch", *map(str, sizes)],
-                lines,
-            )
-        ],
+        tables=[_table(title, rows, sizes) for title in SETS],
         notes=[
             "Share of batches with a negative inner product with at least one reward's gradient as estimated from all "
             "groups outside the batch. Mean over seeds [95 % bootstrap interval over seeds]. Centered rows, untrained "
             "policy.",
         ],
         figures={"evidence-noise": _figure(rows, sizes)},
+    )
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Table:
+    lines = []
+    for method in estimators():
+        cells = []
+        for size in sizes:
+            chosen = [row for row in rows if (row["rewards"], row["method"], row["batch"]) == (title, method, size)]
+            share = interval([100 * row["opposed"] for row in chosen])
+            cells.append(f"{share.mean:.0f} % [{share.low:.0f}, {share.high:.0f}]")
+        lines.append([method, *cells])
+    return Table(
+        f"Batches whose direction opposes an expected gradient, {title}",
+        ["prompt groups in a batch", *map(str, sizes)],
+        lines,
     )
 
 
@@ -124,19 +130,18 @@ def _judge(data: GroupGradients, size: int, rng: np.random.Generator) -> list[di
 
 
 def _figure(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Figure:
-    picture, axes = figure(2, height=2.8)
-    for axis, key, label in zip(
-        axes[0],
-        ("opposed", "worst"),
-        ("share of batches that oppose one", "worst cosine with an expected gradient"),
-        strict=True,
-    ):
+    picture, axes = figure(2 * len(SETS), height=2.8)
+    labels = {"opposed": "share of batches that oppose one", "worst": "worst cosine with an expected gradient"}
+    for axis, (title, key) in zip(axes[0], product(SETS, labels), strict=True):
         for method in estimators():
-            means = [np.mean([r[key] for r in rows if r["method"] == method and r["batch"] == size]) for size in sizes]
+            chosen = [row for row in rows if (row["rewards"], row["method"]) == (title, method)]
+            means = [np.mean([row[key] for row in chosen if row["batch"] == size]) for size in sizes]
             axis.plot(sizes, means, marker="o", label=method)
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, sizes)
+        axis.set_title(title, fontsize=9, loc="left")
         axis.set_xlabel("prompt groups in a batch")
-        axis.set_ylabel(label)
-    axes[0][0].legend(fontsize=7)
+        axis.set_ylabel(labels[key])
+    handles, names = axes[0][0].get_legend_handles_labels()
+    picture.legend(handles, names, fontsize=8, loc="outside lower center", ncols=3)
     return picture

@@ -112,19 +112,19 @@ def _probe(overrides: tuple[str, ...], seed: int, quick: bool) -> dict[str, Any]
     return {"names": list(trainer.rewards.names), "records": records}
 
 
-def group_gradients(store: Store, *, seed: int, quick: bool) -> GroupGradients:
+def group_gradients(store: Store, *, name: str, overrides: Sequence[str], seed: int, quick: bool) -> GroupGradients:
     """Centered per-group reward gradients of many prompt groups, all at the untrained policy."""
-    kept = store.get(f"groups/{seed}", lambda: _group_gradients(seed, quick))
+    kept = store.get(f"{name}/{seed}", lambda: _group_gradients(overrides, seed, quick))
     return GroupGradients(np.array(kept["gram"]), np.array(kept["counts"]))
 
 
-def _group_gradients(seed: int, quick: bool) -> dict[str, Any]:
+def _group_gradients(overrides: Sequence[str], seed: int, quick: bool) -> dict[str, Any]:
     rows: list[Tensor] = []
 
     def look(labels: list[str], gram: Tensor, blocks: Sequence[Tensor]) -> None:
         rows.append(torch.cat(list(blocks), dim=1))
 
-    config = load_config("tiny", [f"run.seed={seed}", *(QUICK if quick else ())])
+    config = load_config("tiny", [*overrides, f"run.seed={seed}", *(QUICK if quick else ())])
     vectors = GroupVectors()
     # A learning rate of 0 keeps the policy where it is.
     _train(config, vectors, look, _still, 2 if quick else GROUP_EPOCHS)

@@ -142,7 +142,7 @@ def test_a_probed_run_keeps_what_the_steps_were_made_of() -> None:
 
 
 def test_groups_of_prompts_have_gradients() -> None:
-    found = probe._group_gradients(0, quick=True)
+    found = probe._group_gradients((), 0, quick=True)
     data = GroupGradients(np.array(found["gram"]), np.array(found["counts"]))
     assert (data.groups, data.rewards) == (16, 5)
     assert np.linalg.eigvalsh(data.between(range(16), range(16))).min() > 0
