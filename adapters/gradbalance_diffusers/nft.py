@@ -41,13 +41,13 @@ def nft_terms(
 ) -> tuple[Tensor, Tensor]:
     r"""The two per-sample terms :math:`L^+_i, L^-_i` that every reward's loss is made of.
 
-    With :math:`\beta` = ``guidance_beta`` and :math:`C` = ``advantage_clip``,
+    With :math:`\beta` = ``guidance_beta`` and :math:`C` = ``advantage_clip``, :math:`\phi` = ``weight_floor``,
 
     .. math::
         v^+ &= (1-\beta) v_{old} + \beta v, \qquad v^- = (1+\beta) v_{old} - \beta v \\
         d^\pm &= x_\sigma - \sigma v^\pm - x_0 = \sigma (e - x_0 - v^\pm) \\
         L^\pm_i &= \frac{C}{\beta} \cdot \frac{\mathrm{mean}\,(d^\pm_i)^2}{w^\pm_i}, \qquad
-        w^\pm_i = \max(\mathrm{mean}\,|d^\pm_i|,\ \text{weight\_floor}) \text{ without gradient, in float64}
+        w^\pm_i = \max(\mathrm{mean}\,|d^\pm_i|,\ \phi) \text{ without gradient, in float64}
 
     The loss of a reward with optimality :math:`r_i` is the mean of :math:`r_i L^+_i + (1-r_i) L^-_i`: affine in
     :math:`r`, and the terms do not depend on any reward. At :math:`v = v_{old}` the two terms are equal, so the *value*

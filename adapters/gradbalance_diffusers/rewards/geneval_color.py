@@ -26,7 +26,7 @@ class ColorNamer:
     A color c of an object of class x is described by t(c, x), the mean over `TEMPLATES` of their unit-norm text
     features, itself scaled to norm 1. With the image features f of the object cut out of the picture, the color is
 
-    $$\arg\max_c \langle f, t(c, x) \rangle$$
+    $$\operatorname{argmax}_c \langle f, t(c, x) \rangle$$
 
     The object is cut out by its box; pixels in the box that are not in its mask are painted in `SURROUNDINGS`.
 

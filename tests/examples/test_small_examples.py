@@ -1,4 +1,4 @@
-"""The README's example and the supervised example run as they stand."""
+"""The supervised example and that of a balancer run as they stand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
-    assert len(code.strip().splitlines()) <= 32
-    exec(compile(code, "README.md", "exec"), {})
-    assert "('kind', 'size')" in capsys.readouterr().out
+def test_custom_balancer_example(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "custom_balancer.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "IMTLG keeps its 10 claims" in printed
+    assert "non_negative_weights: No weight is negative." in printed
+    final = [float(value) for value in re.findall(r"scale: \[(.*)\]", printed)[0].split(",")]
+    assert final == pytest.approx([2.0, 2.0], abs=0.2)
 
 
 def test_multitask_example_prints_its_table_and_draws_it(

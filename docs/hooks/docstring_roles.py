@@ -1,0 +1,49 @@
+"""Docstrings for the site: Sphinx roles, which editors and pydoc readers know, as Markdown."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+import griffe
+
+_MATH_BLOCK = re.compile(r"^([ ]*)\.\. math::[ ]*(.*(?:\n(?:\1[ ]+.*|[ ]*(?=\n\1[ ]+\S)))*)", re.MULTILINE)
+_MATH = re.compile(r":math:`([^`]+)`", re.DOTALL)
+_ROLE = re.compile(r":(?:class|func|meth|attr|mod|exc|data):`~?([^`]+)`")
+
+
+class DocstringRoles(griffe.Extension):
+    """Translates each docstring before it is parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Change the object's docstring, if it has one."""
+        if obj.docstring is not None:
+            obj.docstring.value = translated(obj.docstring.value)
+
+
+def translated(text: str) -> str:
+    r"""Markdown for the roles of a docstring.
+
+    >>> translated(r"See :class:`~a.b.Thing` with :math:`x_k`.")
+    'See `Thing` with $x_k$.'
+    >>> print(translated("A:\n\n.. math::\n    a = b\n\nwhere"))
+    A:
+    <BLANKLINE>
+    $$
+    a = b
+    $$
+    <BLANKLINE>
+    where
+    """
+
+    def block(match: re.Match[str]) -> str:
+        indent, formula = match[1], textwrap.dedent(match[2]).strip()
+        lines = ["$$", *(line.strip() for line in formula.splitlines() if line.strip()), "$$"]
+        return "\n".join(f"{indent}{line}" for line in lines)
+
+    text = _MATH_BLOCK.sub(block, text)
+    text = _MATH.sub(lambda match: "$" + re.sub(r"\s*\n\s*", " ", match[1]) + "$", text)
+    return _ROLE.sub(
+        lambda match: "`" + (match[1].rpartition(".")[2] if match[0].find("`~") > 0 else match[1]) + "`", text
+    )
