@@ -85,8 +85,11 @@ class Comparison:
             relative: Draw differences to the reference instead of changes.
         """
         variants = [variant for variant in self.curves if not relative or variant != self.reference]
-        picture, axes = figure(len(self.rewards), height=1.0 + 0.25 * len(variants))
-        for k, (axis, reward) in enumerate(zip(axes[0], self.rewards, strict=True)):
+        columns = 3
+        lines = -(-len(self.rewards) // columns)
+        picture, grid = figure(columns, lines, height=0.9 + 0.22 * len(variants))
+        axes = grid.flatten()
+        for k, (axis, reward) in enumerate(zip(axes, self.rewards, strict=False)):
             for line, variant in enumerate(variants):
                 values = (self.difference(variant) if relative else self.final(variant))[:, k]
                 mean = interval(values)
@@ -94,10 +97,12 @@ class Comparison:
                 axis.plot([mean.low, mean.high], [line, line], color="#0b6e99", linewidth=2)
                 axis.plot(mean.mean, line, "o", color="#0b6e99", markersize=4)
             axis.axvline(0, color="0.6", linewidth=1, zorder=0)
-            axis.set_yticks(range(len(variants)), variants if k == 0 else [], fontsize=8)
+            axis.set_yticks(range(len(variants)), variants if k % columns == 0 else [], fontsize=8)
             axis.set_ylim(len(variants) - 0.5, -0.5)
             axis.set_title(reward, fontsize=9, loc="left")
-        axes[0][len(self.rewards) // 2].set_xlabel(label)
+        for axis in axes[len(self.rewards) :]:
+            axis.set_axis_off()
+        picture.supxlabel(label, fontsize=9)
         return picture
 
 

@@ -109,5 +109,5 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
         axis.set_yticks(range(len(chosen)), [row["method"] for row in chosen] if axis is axes[0][0] else [])
         axis.set_ylim(len(chosen) - 0.5, -0.5)
         axis.set_title(f"{when} steps", fontsize=9, loc="left")
-        axis.set_xlabel("worst cosine with a reward's centered gradient")
+        axis.set_xlabel("worst cosine with a\nreward's centered gradient")
     return picture

@@ -23,21 +23,23 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
     # Seed by seed, so that an interrupted experiment has whole seeds.
     train_all([runs[m][s] for s in range(seeds) for m in METHODS], store.folder, workers=workers, quick=quick)
     found = Comparison.of(runs, store, reference="marble")
-    seconds = ", ".join(f"{method} {found.seconds[method] / found.seconds['marble']:.2f}" for method in METHODS)
     return Result(
         name="learning",
         settings={"seeds": seeds, "rewards": list(found.rewards)},
         rows=found.rows(),
         tables=found.tables("Change on held-out prompts"),
-        notes=[NOTE, f"Wall time of a run against MARBLE's, on a machine with other work: {seconds}."],
+        notes=[NOTE],
         figures={"evidence-learning": _figure(runs["marble"][0], found, store)},
     )
 
 
 def _figure(first: TrainingRun, found: Comparison, store: Store) -> Figure:
-    picture, axes = figure(len(found.rewards), height=2.8)
+    columns = 3
+    lines = -(-(len(found.rewards) + 1) // columns)  # one place is for the legend
+    picture, grid = figure(columns, lines, height=2.4)
+    axes = grid.flatten()
     epochs = [row["epoch"] for row in read_run(place(first, store.folder)).evaluations if row["change"]]
-    for k, (axis, reward) in enumerate(zip(axes[0], found.rewards, strict=True)):
+    for k, (axis, reward) in enumerate(zip(axes, found.rewards, strict=False)):
         for method, values in found.curves.items():
             mean, low, high = values[:, :, k].mean(0), values[:, :, k].min(0), values[:, :, k].max(0)
             axis.plot([0, *epochs], [0.0, *mean], color=COLORS[method], label=method, marker="o", markersize=3)
@@ -45,7 +47,10 @@ def _figure(first: TrainingRun, found: Comparison, store: Store) -> Figure:
         axis.axhline(0, color="0.6", linewidth=1, zorder=0)
         axis.set_title(reward, fontsize=9, loc="left")
         axis.set_xlabel("epoch")
-    axes[0][0].set_ylabel("change on held-out prompts")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    picture.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
+    handles, labels = axes[0].get_legend_handles_labels()
+    for axis in axes[len(found.rewards) :]:
+        axis.set_axis_off()
+    axes[len(found.rewards)].legend(
+        handles, labels, loc="center", title="change on held-out prompts,\nmean and range of seeds"
+    )
     return picture
