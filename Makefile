@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) ".[dev]"
 	touch $@
 
-$(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: $(STAMP)
-	$(INSTALL) ".[dev,$*]"
+$(VENV)/.bench: $(STAMP)
+	$(INSTALL) ".[dev,bench]"
 	touch $@
 
 demo: $(STAMP)
@@ -46,7 +46,7 @@ bench: $(VENV)/.bench
 evidence: $(VENV)/.bench
 	$(ENV) OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
 
-docs: $(VENV)/.docs
+docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html"
 
