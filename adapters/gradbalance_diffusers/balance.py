@@ -43,6 +43,7 @@ def make_balancer(
             floor=config.floor,
             uniform_after=config.uniform_after,
             preference=preference,
+            shrinkage=config.shrinkage,
         )
     if method in ("mgda", "mgda-raw"):
         return gb.MGDA(normalize=method == "mgda", floor=config.floor, preference=preference)

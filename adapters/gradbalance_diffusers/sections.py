@@ -183,6 +183,8 @@ class BalanceConfig(Section):
     """What is cached between solves (marble): the solved direction's own weights, or the bare coefficients."""
     floor: Decay = 0.0
     """Least coefficient of a reward (marble, mgda); floor times the number of rewards is at most 1."""
+    shrinkage: Decay = 0.0
+    """Share by which coefficients are drawn to equal ones (marble); where rewards truly conflict 0.25 to 0.5 helps."""
     uniform_after: Count | None = None
     """Optimizer step from which coefficients are uniform (marble); null never."""
     collector: Literal["auto", "passes", "linear"] = "auto"

@@ -23,6 +23,7 @@ REWARDS = "rewards=[saturation, contrast, jpeg_compressibility, ocr, {name: gene
 METHODS = {
     "marble": ("balance.method=marble", "balance.interval=1"),
     "marble, N = 8": ("balance.method=marble",),
+    "marble, shrinkage 0.3": ("balance.method=marble", "balance.interval=1", "balance.shrinkage=0.3"),
     "mean": ("balance.method=mean",),
     "weighted-sum": ("balance.method=weighted-sum",),
     "nash": ("balance.method=nash", "balance.interval=1"),
@@ -50,7 +51,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
 
 
 def _run(name: str, seed: int) -> TrainingRun:
-    folder = "conflict/" + name.replace(", N = ", "-")
+    folder = "conflict/" + name.replace(", N = ", "-").replace(", shrinkage ", "-shrinkage-")
     return TrainingRun(folder, seed, (*SHORT, REWARDS, *METHODS[name]))
 
 

@@ -24,7 +24,8 @@ from benchmarks.report import Result, Table, figure
 
 BATCH_SIZES = (6, 12, 24, 48, 96)
 BATCHES = 200
-SHRINKAGE = 0.5
+SHRINKAGE = (0.25, 0.5)
+FLOOR = 0.1
 MEMORY = 0.7
 SETS = {"rewards of the preset": ("groups", ()), "conflicting rewards": ("groups-conflicting", (REWARDS,))}
 
@@ -32,6 +33,11 @@ SETS = {"rewards of the preset": ("groups", ()), "conflicting rewards": ("groups
 def weights_of(gram: Matrix) -> Matrix:
     """MARBLE's weights on the raw rows."""
     return gb.MARBLE(interval=1)(torch.tensor(gram)).numpy()
+
+
+def of_batch(balancer: gb.Balancer) -> Callable[[GroupGradients, Sequence[int]], Matrix]:
+    """Weights of a balancer on the raw rows of a batch; a refresh knows nothing of those before."""
+    return lambda data, batch: balancer(torch.tensor(data.between(batch, batch))).numpy()
 
 
 def inverse_norms(gram: Matrix) -> Matrix:
@@ -49,17 +55,11 @@ def estimators() -> dict[str, Callable[[GroupGradients, Sequence[int]], Matrix]]
         memory["gram"] = MEMORY * memory["gram"] + (1 - MEMORY) * gram if memory else gram
         return weights_of(memory["gram"])
 
-    def shrunk(data: GroupGradients, batch: Sequence[int]) -> Matrix:
-        gram = data.between(batch, batch)
-        balancer = gb.MARBLE(interval=1)
-        balancer(torch.tensor(gram))
-        alpha = (1 - SHRINKAGE) * balancer.coefficients.numpy() + SHRINKAGE / len(gram)
-        return alpha * inverse_norms(gram)
-
     return {
-        "min-norm of the batch": lambda data, batch: weights_of(data.between(batch, batch)),
+        "min-norm of the batch": of_batch(gb.MARBLE(interval=1)),
         "equal coefficients": lambda data, batch: inverse_norms(data.between(batch, batch)),
-        f"shrunk to equal by {SHRINKAGE:g}": shrunk,
+        **{f"shrinkage = {s:g}": of_batch(gb.MARBLE(interval=1, shrinkage=s)) for s in SHRINKAGE},
+        f"floor = {FLOOR:g}": of_batch(gb.MARBLE(interval=1, floor=FLOOR)),
         f"Gramian averaged over batches, {MEMORY:g}": averaged,
         "U-statistic Gramian": lambda data, batch: weights_of(data.unbiased(batch)),
     }
@@ -79,7 +79,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
     sizes = sorted({row["batch"] for row in rows})
     return Result(
         name="noise",
-        settings={"seeds": seeds, "batches": BATCHES, "memory": MEMORY, "shrinkage": SHRINKAGE, "sets": SETS},
+        settings={"seeds": seeds, "batches": BATCHES, "memory": MEMORY, "sets": SETS},
         rows=rows,
         tables=[_table(title, rows, sizes) for title in SETS],
         notes=[

@@ -34,6 +34,11 @@ class MARBLE:
     that is valid for the first time on a later refresh enters with its alpha*_k, after the others have been scaled by
     one minus what the newcomers take. A stays on the simplex.
 
+    **Shrinkage.** With s = ``shrinkage``, alpha* is drawn to equal coefficients after the solve,
+    ``(1 - s) alpha* + s / V`` over the V valid rows (with a preference, to the shares of priorities). The solve gives
+    0 to a row that gains along with the others, which in a small batch may be chance: where objectives truly conflict,
+    shrinking lets fewer batches oppose an expected gradient. In return a row of the batch itself may be opposed.
+
     **Other steps** use one backward pass with cached weights. ``amortize="direction"`` takes ``c_k = A_k N / |g_k|``,
     with each row's norm from the last refresh on which it was valid, so the step follows the direction that was solved
     for. ``amortize="coefficients"``, as published, takes c = A and lets the raw norms decide.
@@ -61,6 +66,7 @@ class MARBLE:
         floor: Lower bound on alpha* of each valid row, in [0, 1/K].
         uniform_after: Optimizer step from which on coefficients are uniform; None for never.
         preference: One priority > 0 per objective, in the order of the losses; None for equal ones.
+        shrinkage: s, in [0, 1).
 
     Attributes:
         solution: Certificate of the last solve, over its valid rows; None before the first and after loading a state.
@@ -71,7 +77,7 @@ class MARBLE:
 
     References:
         MARBLE, arXiv 2605.06507 (normalization, min-norm solve, rescaling, amortization and smoothing of the
-        coefficients). Caching the direction in place of the coefficients is this library's.
+        coefficients). Caching the direction in place of the coefficients, and shrinkage, are this library's.
 
     Example:
         >>> balancer = MARBLE(interval=2, ema_decay=0.5)
@@ -90,6 +96,7 @@ class MARBLE:
         floor: float = 0.0,
         uniform_after: int | None = None,
         preference: Iterable[float] | None = None,
+        shrinkage: float = 0.0,
     ) -> None:
         self.interval = checked_interval(interval)
         if not 0.0 <= ema_decay < 1.0:
@@ -109,6 +116,9 @@ class MARBLE:
             )
         self.uniform_after = uniform_after
         self.preference = checked_preference(preference)
+        if not 0.0 <= shrinkage < 1.0:
+            raise InvalidArgumentError(f"`shrinkage` should be in [0, 1). Found shrinkage = {shrinkage!r}.")
+        self.shrinkage = float(shrinkage)
         self.solution: Solution | None = None
         self._average: NDArray[np.float64] | None = None
         self._latest: NDArray[np.float64] | None = None
@@ -130,6 +140,8 @@ class MARBLE:
             alpha = _uniform_over(rows.valid, priorities)
         else:
             alpha, self.solution = nearest_direction(rows, self.floor, priorities)
+            if self.shrinkage:
+                alpha = (1.0 - self.shrinkage) * alpha + self.shrinkage * _uniform_over(rows.valid, priorities)
             self._average = self._smoothed(alpha, rows)
         self._latest = alpha
         self._norms = np.where(rows.valid, rows.norms, 0.0 if self._norms is None else self._norms)
@@ -234,7 +246,8 @@ class MARBLE:
         preference = None if self.preference is None else list(self.preference)
         return (
             f"MARBLE(interval={self.interval}, ema_decay={self.ema_decay}, amortize={self.amortize!r}, "
-            f"floor={self.floor}, uniform_after={self.uniform_after}, preference={preference})"
+            f"floor={self.floor}, uniform_after={self.uniform_after}, preference={preference}, "
+            f"shrinkage={self.shrinkage})"
         )
 
 

@@ -115,6 +115,9 @@ OURS = {
         [*STATEFUL, *SOLVED, zero_rows_get_zero_weight],
         UNIT_DIRECTIONS,
     ),
+    "MARBLE(shrinkage=0.3)": Row(
+        lambda: gb.MARBLE(interval=3, shrinkage=0.3), [*STATEFUL, *SOLVED, zero_rows_get_zero_weight], UNIT_DIRECTIONS
+    ),
     "MARBLE(preference=[1, 2, 4])": Row(
         lambda: gb.MARBLE(interval=3, preference=[1, 2, 4]),
         [*STATEFUL, *PREFERRED],

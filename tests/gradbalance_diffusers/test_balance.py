@@ -34,10 +34,12 @@ def test_mgda_looks_at_directions_and_mgda_raw_at_lengths_too() -> None:
 
 
 def test_marble_takes_its_options() -> None:
-    config = BalanceConfig(interval=7, ema_decay=0.25, amortize="coefficients", floor=0.1, uniform_after=9)
+    config = BalanceConfig(
+        interval=7, ema_decay=0.25, amortize="coefficients", floor=0.1, uniform_after=9, shrinkage=0.2
+    )
     marble = make_balancer(config)
     assert (marble.interval, marble.ema_decay, marble.amortize) == (7, 0.25, "coefficients")
-    assert (marble.floor, marble.uniform_after) == (0.1, 9)
+    assert (marble.floor, marble.uniform_after, marble.shrinkage) == (0.1, 9, 0.2)
 
 
 def test_weighted_sum_shares_out_the_weight_of_missing_rewards() -> None:

@@ -32,8 +32,11 @@ TWINS = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
 class SlowMARBLE:
     """The method from its definition, on rows in plain Python; the reference for everything but zero-row newcomers."""
 
-    def __init__(self, interval: int, decay: float, amortize: str, floor: float, uniform_after: int | None) -> None:
+    def __init__(
+        self, interval: int, decay: float, amortize: str, floor: float, uniform_after: int | None, shrinkage: float
+    ) -> None:
         self.interval, self.decay, self.amortize, self.floor = interval, decay, amortize, floor
+        self.shrinkage = shrinkage
         self.uniform_after = uniform_after
         self.average: dict[int, float] = {}
         self.norm: dict[int, float] = {}
@@ -52,7 +55,7 @@ class SlowMARBLE:
         unit = {k: rows[k] / rows[k].norm() for k in valid}
         stacked = torch.stack([unit[k] for k in valid])
         solved = [1 / len(valid)] * len(valid) if uniform else min_norm(stacked @ stacked.T, self.floor).weights
-        alpha = dict(zip(valid, solved, strict=True))
+        alpha = {k: (1 - self.shrinkage) * a + self.shrinkage / len(valid) for k, a in zip(valid, solved, strict=True)}
         if not uniform:
             taken = sum(a for k, a in alpha.items() if k not in self.norm)
             before = {k: (1 - taken) * a for k, a in self.average.items()}
@@ -73,13 +76,21 @@ class SlowMARBLE:
     st.sampled_from(["direction", "coefficients"]),
     st.floats(0, 0.2),
     st.none() | st.integers(0, 8),
+    st.sampled_from([0.0, 0.5]) | st.floats(0, 0.95),
 )
 def test_every_step_follows_the_definition(
-    seed: int, count: int, interval: int, decay: float, amortize: Any, floor: float, uniform_after: int | None
+    seed: int,
+    count: int,
+    interval: int,
+    decay: float,
+    amortize: Any,
+    floor: float,
+    uniform_after: int | None,
+    shrinkage: float,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    fast = MARBLE(interval, decay, amortize, floor, uniform_after)
-    slow = SlowMARBLE(interval, decay, amortize, floor, uniform_after)
+    fast = MARBLE(interval, decay, amortize, floor, uniform_after, shrinkage=shrinkage)
+    slow = SlowMARBLE(interval, decay, amortize, floor, uniform_after, shrinkage)
     for step in range(10):
         rows = torch.randn(count, 12, generator=generator, dtype=torch.float64)
         rows *= 10 ** (4 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 2)
@@ -146,6 +157,27 @@ def test_floor_holds_over_valid_rows() -> None:
     coefficients = balancer.coefficients
     assert coefficients[2] == 0
     assert coefficients[[0, 1, 3]].min() >= 0.2 - 1e-12
+
+
+def test_shrinkage_brings_back_a_row_that_the_solve_left_out() -> None:
+    rows = [[1.0, 0.0], [-0.6, 0.8], [0.7, 0.7], [0.0, 0.0]]
+    plain, shrunk = MARBLE(), MARBLE(shrinkage=0.3)
+    plain(gram_of(rows))
+    shrunk(gram_of(rows))
+    assert plain.coefficients[2] == 0
+    equal = torch.tensor([1.0, 1.0, 1.0, 0.0]) / 3
+    torch.testing.assert_close(shrunk.coefficients, 0.7 * plain.coefficients + 0.3 * equal.double())
+    shrunk.step()
+    torch.testing.assert_close(shrunk.coefficients, 0.7 * plain.coefficients + 0.3 * equal.double())
+
+
+def test_shrinkage_goes_towards_the_shares_of_priorities() -> None:
+    plain, shrunk = MARBLE(preference=[3, 1]), MARBLE(preference=[3, 1], shrinkage=0.5)
+    for balancer in (plain, shrunk):
+        balancer(gram_of([[1.0, 0.0], [0.8, 0.6]]))
+    torch.testing.assert_close(
+        shrunk.coefficients, 0.5 * plain.coefficients + 0.5 * torch.tensor([0.75, 0.25], dtype=torch.float64)
+    )
 
 
 def test_dead_objective_is_left_out_and_kept_alive_by_the_average() -> None:
@@ -323,6 +355,8 @@ def test_missing_keys_are_named() -> None:
         ({"ema_decay": float("nan")}, "ema_decay"),
         ({"amortize": "Direction"}, "amortize"),
         ({"floor": 2.0}, "floor"),
+        ({"shrinkage": 1.0}, "shrinkage"),
+        ({"shrinkage": float("nan")}, "shrinkage"),
         ({"uniform_after": -1}, "uniform_after"),
         ({"uniform_after": 1.5}, "uniform_after"),
     ],
