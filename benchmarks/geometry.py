@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 import gradbalance as gb
@@ -53,7 +54,7 @@ def main() -> None:
         for axis, (title, balancer) in zip(axes[0], balancers.items(), strict=True):
             weights = weights_of(balancer)
             _draw(axis, title, weights.numpy(), hull=name in ("mgda", "marble"), unit=title != "MGDA()")
-        picture.savefig(IMAGES / f"geometry-{name}.png", dpi=144)
+        picture.savefig(IMAGES / f"geometry-{name}.png", dpi=144, bbox_inches="tight", pad_inches=0.05)
         print(f"docs/images/geometry-{name}.png")
 
 
@@ -66,13 +67,17 @@ def _draw(axis: Any, title: str, weights: NDArray[np.float64], *, hull: bool, un
         axis.fill(*corners.T, facecolor="none", edgecolor="0.45", linewidth=1, linestyle=":")
     for row, name, color in zip(rows, NAMES, COLORS, strict=True):
         _arrow(axis, row, color, 1.6)
-        axis.annotate(name, row, color=color, fontsize=8, xytext=(3, 4), textcoords="offset points")
+        # On the side that the direction does not pass.
+        side = "right" if row[0] * direction[1] < row[1] * direction[0] else "left"
+        offset = (-3 if side == "right" else 3, 4)
+        label = axis.annotate(name, row, color=color, fontsize=8, xytext=offset, textcoords="offset points", ha=side)
+        label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
     _arrow(axis, direction, DIRECTION, 2.6)
     gains = rows @ direction
     worst = "helps all" if gains.min() >= -1e-9 else f"harms “{NAMES[int(gains.argmin())]}”"
     axis.set_title(f"{title}: {worst}", fontsize=8.5, loc="left")
-    axis.set_xlim(-1.3, 2.9)
-    axis.set_ylim(-0.85, 1.35)
+    axis.set_xlim(-1.45, 2.9)
+    axis.set_ylim(-0.85, max(1.35, direction[1] + 0.2))
     axis.set_aspect("equal")
     axis.set_xticks([])
     axis.set_yticks([])
