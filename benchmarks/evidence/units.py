@@ -63,7 +63,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
         rows=[{"method": method, "unit": unit, "final": values} for (method, unit), values in final.items()],
         tables=[Table(f"Change on held-out prompts; {REWARD} in other units", ["method", REWARD, *rewards], lines)],
         notes=[
-            f"Largest movement of any reward's result: {', '.join(f'{m} {v:.3f}' for m, v in moved.items())}. "
+            f"Largest movement of any reward's result: {', '.join(f'{m} {v:.1e}' for m, v in moved.items())}. "
             "One seed for all. Multiplying by 0.05 or adding 1 rounds differently, and twenty epochs of training "
             "amplify a last bit.",
         ],
@@ -93,5 +93,6 @@ def _figure(final: dict[tuple[str, str], list[float]], rewards: Sequence[str]) -
         axis.set_title(method, fontsize=9, loc="left")
         axis.set_ylim(min(0.0, *(min(v) for v in final.values())) - 0.01, max(max(v) for v in final.values()) + 0.02)
     axes[0][0].set_ylabel("change on held-out prompts")
-    axes[0][-1].legend(fontsize=7)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    picture.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
     return picture
