@@ -64,8 +64,7 @@ def run(store: Store, *, seeds: int, workers: int, quick: bool) -> Result:
         tables=[Table(f"Change on held-out prompts; {REWARD} in other units", ["method", REWARD, *rewards], lines)],
         notes=[
             f"Largest movement of any reward's result: {', '.join(f'{m} {v:.1e}' for m, v in moved.items())}. "
-            "One seed for all. Multiplying by 0.05 or adding 1 rounds differently, and twenty epochs of training "
-            "amplify a last bit.",
+            "One seed for all.",
         ],
         figures={"evidence-units": _figure(final, rewards)},
     )
