@@ -43,9 +43,9 @@ def _measured(run: RunData, row: Row) -> str:
         f"<b>{unknown}</b> it is not yet known.</p>"
         '<p class="note">Cosines between the <i>expected</i> gradients of two rewards, from the batches of '
         f"{batches} refreshes{of_stage}: only products between different batches count, so batch noise does not bias "
-        "them. ± is one standard error (jackknife); a pair is called conflicting or aligned where its cosine is more "
-        "than two of them from zero, which chance alone brings about for one or two pairs in "
-        "twenty. <b>A few refreshes say little</b>: below about a dozen the standard errors are themselves guesses. "
+        "them. ± is one standard error (jackknife); a pair is called conflicting or aligned where its cosine is "
+        "further from zero than chance alone would bring one unrelated pair in twenty, which takes more of them after "
+        "few refreshes. "
         f"And as the policy moved in between, this is an average over its way.{_centering(run)}</p>"
         f'{heat}<div class="scroll"><table class="pairs"><tr><th>Rewards</th><th>Expected cosine</th>'
         f"<th>In one batch</th><th>Verdict</th></tr>{body}</table></div>"

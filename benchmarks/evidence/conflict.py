@@ -69,7 +69,6 @@ def _pairs(runs: Sequence[TrainingRun], store: Store) -> list[dict[str, Any]]:
             "pair": list(names),
             "expected": [pair["cosine"] for pair in own],
             "in_batch": [pair["in_batch"] for pair in own],
-            "verdicts": [pair["verdict"] for pair in own],
         }
         for names, own in cosines.items()
     ]
@@ -80,8 +79,7 @@ def _pair_table(pairs: Sequence[dict[str, Any]]) -> Table:
     for row in pairs:
         # None: noise hid the length of an expected gradient in that run.
         expected = [cosine for cosine in row["expected"] if cosine is not None]
-        counts = [f"{row['verdicts'].count(verdict)}" for verdict in ("conflict", "aligned", "not yet known")]
-        cells = [str(interval(expected)) if expected else "", str(interval(row["in_batch"])), " / ".join(counts)]
+        cells = [str(interval(expected)) if expected else "", str(interval(row["in_batch"]))]
         lines.append((float(np.mean(expected)) if expected else np.inf, [" – ".join(row["pair"]), *cells]))
-    columns = ["", "cosine of expected gradients", "in one batch", "runs: conflict / aligned / not known"]
+    columns = ["", "cosine of expected gradients", "in one batch"]
     return Table("Do they conflict?", columns, [cells for _, cells in sorted(lines)])

@@ -135,9 +135,21 @@ def test_verdicts() -> None:
     ]
     early = metered(batches(4, noise=3.0))
     assert {p.verdict for p in early.pairs()} == {"not yet known"}
-    for pair in [*meter.pairs(), *early.pairs()]:
-        known = abs(pair.cosine) > 2 * pair.error
+    # Quantiles of Student's t: 16 groups know their error better than 4.
+    for pair, quantile in [*((p, 2.1314) for p in meter.pairs()), *((p, 3.1824) for p in early.pairs())]:
+        known = abs(pair.cosine) > quantile * pair.error
         assert pair.verdict == (("conflict" if pair.cosine < 0 else "aligned") if known else "not yet known")
+
+
+@pytest.mark.parametrize("count", [3, 5, 16])
+def test_one_unrelated_pair_in_twenty_gets_a_verdict_however_few_batches(count: int) -> None:
+    generator, called = torch.Generator().manual_seed(count), 0
+    for _ in range(150):
+        meter = ConflictMeter()
+        for _ in range(count):
+            meter.update(torch.eye(4, 50) + 0.05 * torch.randn(4, 50, generator=generator), list("abcd"))
+        called += sum(pair.verdict != "not yet known" for pair in meter.pairs())
+    assert 0.02 < called / (150 * 6) < 0.08
 
 
 def test_hidden_length_is_undefined_not_wrong() -> None:

@@ -182,7 +182,7 @@ def test_conflicts_are_those_of_the_last_refresh(run):
     assert f"Of 10 pairs of rewards <b>{verdicts['conflict']}</b> conflict" in html
     assert f"<b>{verdicts['not yet known']}</b> it is not yet known" in html
     assert "the batches of 8 refreshes:" in html
-    assert "A few refreshes say little" in html
+    assert "which takes more of them after few refreshes" in html
     for pair in last["pairs"]:
         if pair["cosine"] is not None:
             number = f"{abs(pair['cosine']):.2f}"
