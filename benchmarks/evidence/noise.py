@@ -130,9 +130,9 @@ def _judge(data: GroupGradients, size: int, rng: np.random.Generator) -> list[di
 
 
 def _figure(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Figure:
-    picture, axes = figure(2 * len(SETS), height=2.8)
-    labels = {"opposed": "share of batches that oppose one", "worst": "worst cosine with an expected gradient"}
-    for axis, (title, key) in zip(axes[0], product(SETS, labels), strict=True):
+    picture, axes = figure(2, len(SETS), height=2.6)
+    labels = {"opposed": "share of batches\nthat oppose one", "worst": "worst cosine with an\nexpected gradient"}
+    for axis, (title, key) in zip(axes.flatten(), product(SETS, labels), strict=True):
         for method in estimators():
             chosen = [row for row in rows if (row["rewards"], row["method"]) == (title, method)]
             means = [np.mean([row[key] for row in chosen if row["batch"] == size]) for size in sizes]
