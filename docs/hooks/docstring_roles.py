@@ -1,4 +1,4 @@
-"""Docstrings for the site: Sphinx roles, which editors and pydoc readers know, as Markdown."""
+"""Docstrings for the site: Sphinx roles and doctests, which editors and pydoc readers know, as Markdown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import griffe
 _MATH_BLOCK = re.compile(r"^([ ]*)\.\. math::[ ]*(.*(?:\n(?:\1[ ]+.*|[ ]*(?=\n\1[ ]+\S)))*)", re.MULTILINE)
 _MATH = re.compile(r":math:`([^`]+)`", re.DOTALL)
 _ROLE = re.compile(r":(?:class|func|meth|attr|mod|exc|data):`~?([^`]+)`")
+_DOCTEST = re.compile(r"^([ ]*)>>> .*(?:\n\1[ ]*\S.*|\n[ ]*(?=\n\1>>> ))*", re.MULTILINE)
 
 
 class DocstringRoles(griffe.Extension):
@@ -23,7 +24,7 @@ class DocstringRoles(griffe.Extension):
 
 
 def translated(text: str) -> str:
-    r"""Markdown for the roles of a docstring.
+    r"""Markdown for the roles of a docstring, with its doctests fenced: ``>>>`` alone would quote three times over.
 
     >>> translated(r"See :class:`~a.b.Thing` with :math:`x_k`.")
     'See `Thing` with $x_k$.'
@@ -42,6 +43,10 @@ def translated(text: str) -> str:
         lines = ["$$", *(line.strip() for line in formula.splitlines() if line.strip()), "$$"]
         return "\n".join(f"{indent}{line}" for line in lines)
 
+    def doctest(match: re.Match[str]) -> str:
+        return f"{match[1]}```pycon\n{match[0]}\n{match[1]}```".replace("<BLANKLINE>", "")
+
+    text = _DOCTEST.sub(doctest, text)
     text = _MATH_BLOCK.sub(block, text)
     text = _MATH.sub(lambda match: "$" + re.sub(r"\s*\n\s*", " ", match[1]) + "$", text)
     return _ROLE.sub(

@@ -27,14 +27,14 @@ class MARBLE:
 
     and the weights on the raw rows are ``c_k = alpha*_k N / |g_k|`` with N the mean norm of the valid rows: the
     direction opposes no valid row and is scaled like an ordinary gradient. A row that is zero (no signal in this cycle)
-    has alpha*_k = 0 and weight 0.
+    has ``alpha*_k = 0`` and weight 0.
 
-    **Smoothing.** ``A <- rho A + (1 - rho) alpha*`` with rho = ``ema_decay``; the first solve sets A = alpha*. So one
-    batch without signal for an objective lowers its coefficient by the factor rho and does not silence it. An objective
-    that is valid for the first time on a later refresh enters with its alpha*_k, after the others have been scaled by
-    one minus what the newcomers take. A stays on the simplex.
+    **Smoothing.** ``A <- rho A + (1 - rho) alpha*`` with rho = ``ema_decay``; the first solve sets ``A = alpha*``. So
+    one batch without signal for an objective lowers its coefficient by the factor rho and does not silence it. An
+    objective that is valid for the first time on a later refresh enters with its ``alpha*_k``, after the others have
+    been scaled by one minus what the newcomers take. A stays on the simplex.
 
-    **Shrinkage.** With s = ``shrinkage``, alpha* is drawn to equal coefficients after the solve,
+    **Shrinkage.** With s = ``shrinkage``, ``alpha*`` is drawn to equal coefficients after the solve,
     ``(1 - s) alpha* + s / V`` over the V valid rows (with a preference, to the shares of priorities). The solve gives
     0 to a row that gains along with the others, which in a small batch may be chance: where objectives truly conflict,
     shrinking lets fewer batches oppose an expected gradient. In return a row of the batch itself may be opposed.
@@ -43,19 +43,19 @@ class MARBLE:
     with each row's norm from the last refresh on which it was valid, so the step follows the direction that was solved
     for. ``amortize="coefficients"``, as published, takes c = A and lets the raw norms decide.
 
-    **Uniform stage.** From optimizer step ``uniform_after`` on (the first is 0), alpha* is 1/V over the V valid rows in
-    place of the solve, A stays as it was, and cached weights are uniform over the objectives that were ever valid.
-    Refreshes go on, to keep norms fresh; with ``amortize="coefficients"``, which caches no norms, they end.
+    **Uniform stage.** From optimizer step ``uniform_after`` on (the first is 0), ``alpha*`` is 1/V over the V valid
+    rows in place of the solve, A stays as it was, and cached weights are uniform over the objectives that were ever
+    valid. Refreshes go on, to keep norms fresh; with ``amortize="coefficients"``, which caches no norms, they end.
 
-    **Preference.** With priorities p, alpha* comes from the min-norm problem of the rows ``g_k / (|g_k| p_k)``: its
-    weights, divided by p, on the simplex again. On a refresh the direction d then has, for P = sum_j alpha*_j p_j,
+    **Preference.** With priorities p, ``alpha*`` comes from the min-norm problem of the rows ``g_k / (|g_k| p_k)``: its
+    weights, divided by p, on the simplex again. On a refresh the direction d then has, for ``P = sum_j alpha*_j p_j``,
 
         <d, g_k / |g_k|> = (p_k / P) |d|^2 / N      for every k with alpha*_k > 0, and no less for the others:
 
     relative gains, to first order, go with the priorities, and their ratios alone matter. Scale, smoothing and cached
-    weights are as above: A averages alpha*, not the weights before division, so it still holds coefficients of unit
-    rows, whatever the preference was when they were solved for. ``floor`` bounds alpha* itself. In the uniform stage
-    coefficients go with the priorities. Zero rows take no part, and the others keep their ratios.
+    weights are as above: A averages ``alpha*``, not the weights before division, so it still holds coefficients of unit
+    rows, whatever the preference was when they were solved for. ``floor`` bounds ``alpha*`` itself. In the uniform
+    stage coefficients go with the priorities. Zero rows take no part, and the others keep their ratios.
 
     If all rows are zero, the weights are 0, ``solution.reason`` says so, nothing is stored, and the refresh stays due.
 
@@ -63,7 +63,7 @@ class MARBLE:
         interval: Optimizer steps between two refreshes, >= 1.
         ema_decay: rho, in [0, 1).
         amortize: What is cached between refreshes, ``"direction"`` or ``"coefficients"``.
-        floor: Lower bound on alpha* of each valid row, in [0, 1/K].
+        floor: Lower bound on ``alpha*`` of each valid row, in [0, 1/K].
         uniform_after: Optimizer step from which on coefficients are uniform; None for never.
         preference: One priority > 0 per objective, in the order of the losses; None for equal ones.
         shrinkage: s, in [0, 1).

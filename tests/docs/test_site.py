@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +16,9 @@ from pages import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import docstring_roles
+import figures
 import mathml
+import pictures
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,8 @@ def test_formulas_and_roles_are_rendered(site: Path) -> None:
         shown = re.sub(r"<(pre|details).*?</\1>", "", text, flags=re.DOTALL)  # sources stay as they are
         assert not re.search(r":(?:class|func|meth|attr|mod|math):", shown), page
         assert 'class="arithmatex"' not in shown, page
+        assert not re.search(r"<blockquote>\s*<blockquote>", shown), f"{page}: a doctest shown as a quote"
+        assert not re.search(r"<em>[\s.,;:]", shown), f"{page}: an asterisk of a formula taken for emphasis"
 
 
 def test_limits_stand_below_and_lines_are_aligned() -> None:
@@ -65,3 +71,17 @@ def test_roles_of_docstrings_become_markdown() -> None:
     assert docstring_roles.translated(text) == (
         "See `Thing`, `step` and $x_k$.\n\n    $$\n    a = b\n    $$\n\n    where"
     )
+
+
+def test_doctests_are_fenced_where_they_stand() -> None:
+    text = "Example:\n    >>> if a:\n    ...     b\n    2\n\n    >>> c\n    <BLANKLINE>\n    3\n\n    Behind."
+    assert docstring_roles.translated(text) == (
+        "Example:\n    ```pycon\n    >>> if a:\n    ...     b\n    2\n\n    >>> c\n    \n    3\n    ```\n\n    Behind."
+    )
+
+
+@pytest.mark.parametrize("hook", [docstring_roles, figures, pictures], ids=lambda hook: hook.__name__)
+def test_examples_of_the_hooks_are_true(hook: ModuleType) -> None:
+    found = doctest.testmod(hook)
+    assert found.attempted
+    assert not found.failed
