@@ -137,6 +137,11 @@ def with_parser(program: Callable[[], object], arguments: Sequence[str]) -> None
             program()
 
 
+def test_no_foreign_program_is_left_over() -> None:
+    begins = [" ".join(words) + " " for _, words in COMMANDS]
+    assert not [known for known in FOREIGN if not any(begin.startswith(f"{known} ") for begin in begins)]
+
+
 def test_a_wrong_option_is_found() -> None:
     with pytest.raises((AssertionError, SystemExit)):
         check(["python", "examples/sd35_marble.py", "--no-such-option"])

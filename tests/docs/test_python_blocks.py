@@ -5,6 +5,7 @@ Names that a reader has of his own (a model, batches) are made by ``setups/PAGE.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_blocks_say_their_language() -> None:
     for page in PAGES:
         opened, languages = False, []
         for line in page.read_text(encoding="utf-8").splitlines():
+            assert not re.match(r"\s+```|\s*~~~", line), f"{name_of(page)}: no test sees a fence like {line!r}"
             if line.startswith("```"):
                 opened = not opened
                 if opened:
