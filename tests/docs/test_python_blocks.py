@@ -6,6 +6,7 @@ Names that a reader has of his own (a model, batches) are made by ``setups/PAGE.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import distributed
 from pages import PAGES, blocks, name_of
 
 SETUPS = Path(__file__).parent / "setups"
-OTHERS = {"docs/interop.md": ("torchjd", "qpsolvers")}
+OTHERS = {"docs/interop.md": ("torchjd", "qpsolvers"), "docs/wrap.md": ("accelerate",)}
 """Pages on packages that are no part of every installation."""
 NOT_RUN = {("docs/rewards.md", 0): "two models of several gigabytes, and a second GPU"}
 """Page and number of a block that no test can run, and why."""
@@ -32,6 +33,14 @@ def _leave_process_group() -> None:
         distributed.destroy_process_group()
 
 
+def _forget_accelerator() -> None:
+    """The library keeps one state per process, which later tests would find."""
+    if "accelerate" in sys.modules:
+        state = sys.modules["accelerate"].state
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 PYTHON = [page for page in PAGES if any(True for _ in blocks("python", page))]
 
 
@@ -45,6 +54,7 @@ def test_blocks_run_from_top_to_bottom(
     monkeypatch.setattr("sys.argv", [name_of(page)])
     torch.manual_seed(0)
     request.addfinalizer(_leave_process_group)
+    request.addfinalizer(_forget_accelerator)
     scope: dict[str, Any] = {"__name__": name_of(page)}
     setup = setup_of(page)
     if setup.exists():
