@@ -193,10 +193,10 @@ class ConflictMeter:
         variance = ((pseudo - center) ** 2 * share / (1 - share)).mean(0)
         return variance.sqrt().fill_diagonal_(0)
 
-    def _limits(self) -> Tensor:
-        """What a cosine must exceed to be told from 0: few groups know their standard error badly."""
-        degrees = max(min(self._groups, self.batches) - 1, 1)
-        return self.errors() * float(stdtrit(degrees, 0.975))
+    @property
+    def _quantile(self) -> float:
+        """How many standard errors tell a cosine from 0: more where few groups know them badly."""
+        return float(stdtrit(max(min(self._groups, self.batches) - 1, 1), 0.975))
 
     def in_batch(self) -> Tensor:
         """Mean cosine within the batches, float64 [K, K], over those where both rows are not zero: noisy and biased.
@@ -212,9 +212,11 @@ class ConflictMeter:
             StateError: Fewer than 2 batches.
         """
         cosine, error, naive = self.cosines().tolist(), self.errors().tolist(), self.in_batch().tolist()
-        names, limits = self.names or (), self._limits().tolist()
+        names, quantile = self.names or (), self._quantile
         found = [
-            Pair(names[i], names[j], cosine[i][j], error[i][j], naive[i][j], _judge(cosine[i][j], limits[i][j]))
+            Pair(
+                names[i], names[j], cosine[i][j], error[i][j], naive[i][j], _judge(cosine[i][j], quantile * error[i][j])
+            )
             for i in range(len(names))
             for j in range(i + 1, len(names))
         ]
@@ -251,7 +253,7 @@ class ConflictMeter:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise MissingDependencyError("ConflictMeter.plot needs matplotlib. Run: pip install matplotlib") from error
-        cosine, limits, names = self.cosines(), self._limits(), self.names or ()
+        cosine, limit, names = self.cosines(), self._quantile * self.errors(), self.names or ()
         figure = Figure(figsize=(1.5 + 0.8 * len(names), 1 + 0.8 * len(names)), layout="constrained")
         axes = figure.add_subplot()
         image = axes.imshow(cosine.numpy(), vmin=-1, vmax=1, cmap="RdBu")
@@ -260,7 +262,7 @@ class ConflictMeter:
         for i in range(len(names)):
             for j in range(len(names)):
                 c = cosine[i, j].item()
-                known = i == j or _judge(c, limits[i, j].item()) != "not yet known"
+                known = i == j or _judge(c, limit[i, j].item()) != "not yet known"
                 color = "white" if abs(c) > 0.6 else "black"
                 axes.text(
                     j, i, f"{c:.2f}" if known else f"({c:.2f})", ha="center", va="center", color=color, fontsize=8

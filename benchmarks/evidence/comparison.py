@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from benchmarks.evidence.statistics import Interval, interval
 from benchmarks.evidence.store import Store
-from benchmarks.evidence.training import TrainingRun, changes, place
+from benchmarks.evidence.training import TrainingRun, changes
 from benchmarks.report import Table, figure
-from gradbalance_diffusers.report_data import read_run
 
 NOTE = "Mean over seeds [95 % bootstrap interval over seeds]. The same samples, steps and seeds for all."
 
@@ -26,13 +25,11 @@ class Comparison:
     Attributes:
         rewards: K names.
         curves: Variant -> paired change on the held-out prompts ``[seeds, evaluations after the first, K]``.
-        seconds: Variant -> mean seconds of a run.
         reference: The variant that the others are compared with.
     """
 
     rewards: Sequence[str]
     curves: Mapping[str, NDArray[np.float64]]
-    seconds: Mapping[str, float]
     reference: str
 
     @classmethod
@@ -41,16 +38,7 @@ class Comparison:
         curves, rewards = {}, []
         for variant, own in runs.items():
             rewards, curves[variant] = changes(own, store.folder)
-        seconds = {
-            variant: float(np.mean([read_run(place(run, store.folder)).seconds or 0.0 for run in own]))
-            for variant, own in runs.items()
-        }
-        return cls(rewards, curves, seconds, reference)
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds there are."""
-        return len(self.curves[self.reference])
+        return cls(rewards, curves, reference)
 
     def final(self, variant: str) -> NDArray[np.float64]:
         """Changes at the last evaluation ``[seeds, K]``."""
@@ -72,10 +60,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """All of it as plain values."""
-        return [
-            {"variant": v, "final": self.final(v).tolist(), "curves": c.tolist(), "seconds": self.seconds[v]}
-            for v, c in self.curves.items()
-        ]
+        return [{"variant": v, "final": self.final(v).tolist(), "curves": c.tolist()} for v, c in self.curves.items()]
 
     def figure(self, label: str, *, relative: bool) -> Figure:
         """One panel per reward, one line per variant: mean and interval, and a dot per seed.

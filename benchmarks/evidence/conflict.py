@@ -61,9 +61,8 @@ def _pairs(runs: Sequence[TrainingRun], store: Store) -> list[dict[str, Any]]:
     for one in runs:
         measured = read_run(place(one, store.folder)).measured
         for pair in measured["expected"]["pairs"] if measured else ():
-            cosines.setdefault((min(pair["first"], pair["second"]), max(pair["first"], pair["second"])), []).append(
-                pair
-            )
+            first, second = sorted((pair["first"], pair["second"]))
+            cosines.setdefault((first, second), []).append(pair)
     return [
         {
             "pair": list(names),

@@ -10,8 +10,10 @@ import random
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,18 +22,13 @@ from tqdm import tqdm
 
 from benchmarks.evidence.statistics import interval
 from benchmarks.evidence.store import Store
+from benchmarks.evidence.trainer import trainer_in
 from benchmarks.memory import peak_bytes
 from benchmarks.report import COLORS, Result, Table, figure, mebibytes
-from gradbalance_diffusers.assembly import (
-    evaluation_prompts,
-    load_policy,
-    load_rewards,
-    make_optimizer,
-    training_prompts,
-)
 from gradbalance_diffusers.config import load_config
 from gradbalance_diffusers.run_folder import RunFolder
 from gradbalance_diffusers.trainer import NFTTrainer
+from gradbalance_diffusers.update import StepResult
 
 BASELINE = "weighted sum"
 INTERVAL = 10
@@ -86,46 +83,39 @@ def _measure(rounds: int, size: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trainers = {arm: _trainer(arm, number, place, size, stack) for number, arm in enumerate(ARMS)}
-        peaks = {arm: peak_bytes(lambda trainer=trainer: trainer.train_epoch(0)) for arm, trainer in trainers.items()}
+        trainers = {}
+        for arm, overrides in ARMS.items():
+            folder = stack.enter_context(RunFolder(place / str(len(trainers))))
+            trainers[arm] = trainer_in(folder, load_config("tiny", [*COMMON, *size, *overrides]))
+        peaks = {arm: peak_bytes(partial(trainer.train_epoch, 0)) for arm, trainer in trainers.items()}
         found: dict[str, dict[str, Any]] = {arm: {"total": [], "training": [], "peak": peaks[arm]} for arm in ARMS}
         order, shuffle = list(ARMS), random.Random(0).shuffle
         # Refreshes of N = 10 fall on two of twenty epochs wherever one begins.
         for epoch in tqdm(range(1, rounds + 1), desc="epochs of every arm"):
             shuffle(order)
             for arm in order:
-                gc.collect()
-                training: list[float] = []
-                trainer = trainers[arm]
-                step = trainer.update.step
-
-                def timed(*arguments: Any, step: Any = step, training: list[float] = training) -> Any:
-                    start = time.process_time()
-                    result = step(*arguments)
-                    training.append(time.process_time() - start)
-                    return result
-
-                trainer.update.step = timed
-                start = time.process_time()
-                trainer.train_epoch(epoch)
-                found[arm]["total"].append(time.process_time() - start)
-                found[arm]["training"].append(sum(training))
-                trainer.update.step = step
+                total, training = _cpu_times(trainers[arm], epoch)
+                found[arm]["total"].append(total)
+                found[arm]["training"].append(training)
     return found
 
 
-def _trainer(arm: str, number: int, place: Path, size: tuple[str, ...], stack: ExitStack) -> NFTTrainer:
-    config = load_config("tiny", [*COMMON, *size, *ARMS[arm]])
-    policy = load_policy(config.model, seed=config.run.seed)
-    return NFTTrainer(
-        config,
-        policy=policy,
-        rewards=load_rewards(config),
-        prompts=training_prompts(config),
-        evaluation_prompts=evaluation_prompts(config),
-        optimizer=make_optimizer(config.optimizer, policy),
-        folder=stack.enter_context(RunFolder(place / str(number))),
-    )
+def _cpu_times(trainer: NFTTrainer, epoch: int) -> tuple[float, float]:
+    """CPU seconds of an epoch, and of its optimizer steps."""
+    step, training = trainer.update.step, 0.0
+
+    def timed(*arguments: Any) -> StepResult:
+        nonlocal training
+        start = time.process_time()
+        result = step(*arguments)
+        training += time.process_time() - start
+        return result
+
+    gc.collect()
+    with patch.object(trainer.update, "step", timed):
+        start = time.process_time()
+        trainer.train_epoch(epoch)
+        return time.process_time() - start, training
 
 
 def _figure(kept: dict[str, dict[str, Any]]) -> Figure:

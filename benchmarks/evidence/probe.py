@@ -22,10 +22,11 @@ from tqdm import tqdm
 import gradbalance as gb
 from benchmarks.evidence.groups import GroupGradients
 from benchmarks.evidence.store import Store
+from benchmarks.evidence.trainer import trainer_in
 from gradbalance_diffusers.advantages import group_advantages
-from gradbalance_diffusers.assembly import evaluation_prompts, load_policy, load_rewards, training_prompts
+from gradbalance_diffusers.assembly import make_optimizer
 from gradbalance_diffusers.balance import weighted_sum
-from gradbalance_diffusers.config import Config, load_config
+from gradbalance_diffusers.config import Config, OptimizerConfig, load_config
 from gradbalance_diffusers.nft import optimality
 from gradbalance_diffusers.policy import SD3Policy
 from gradbalance_diffusers.run_folder import RunFolder
@@ -105,7 +106,7 @@ def _probe(overrides: tuple[str, ...], seed: int, quick: bool) -> dict[str, Any]
         records.append({"labels": labels, "gram": gram.tolist()})
 
     config = load_config("tiny", [*overrides, f"run.seed={seed}", *(QUICK if quick else ())])
-    trainer = _train(config, method_vectors, look, _adamw, config.run.epochs)
+    trainer = _train(config, method_vectors, look, make_optimizer, config.run.epochs)
     per_epoch = config.optimizer.steps_per_epoch
     for number, record in enumerate(records):
         record |= {"epoch": number // per_epoch, "position": number % per_epoch}
@@ -132,38 +133,23 @@ def _group_gradients(overrides: Sequence[str], seed: int, quick: bool) -> dict[s
     return {"gram": (everything @ everything.T).tolist(), "counts": vectors.counts}
 
 
-def _still(config: Config, policy: SD3Policy) -> torch.optim.Optimizer:
+def _still(config: OptimizerConfig, policy: SD3Policy) -> torch.optim.Optimizer:
     return torch.optim.SGD(policy.parameters.values(), lr=0.0)
-
-
-def _adamw(config: Config, policy: SD3Policy) -> torch.optim.Optimizer:
-    settings = config.optimizer
-    return torch.optim.AdamW(
-        policy.parameters.values(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
-    )
 
 
 def _train(
     config: Config,
     vectors: Vectors,
     look: Callable[[list[str], Tensor, Sequence[Tensor]], None],
-    make_optimizer: Callable[[Config, SD3Policy], torch.optim.Optimizer],
+    optimizer_for: Callable[[OptimizerConfig, SD3Policy], torch.optim.Optimizer],
     epochs: int,
 ) -> NFTTrainer:
     torch.set_num_threads(1)
-    policy = load_policy(config.model, seed=config.run.seed)
-    optimizer = make_optimizer(config, policy)
     with tempfile.TemporaryDirectory() as place, RunFolder(Path(place, "run")) as folder:
-        trainer = NFTTrainer(
-            config,
-            policy=policy,
-            rewards=load_rewards(config),
-            prompts=training_prompts(config),
-            evaluation_prompts=evaluation_prompts(config),
-            optimizer=optimizer,
-            folder=folder,
-        )
-        update = ProbedUpdate(config, policy, optimizer, total_steps=epochs * config.optimizer.steps_per_epoch)
+        trainer = trainer_in(folder, config, optimizer_for)
+        optimizer = trainer.update.inner_optimizer
+        steps = epochs * config.optimizer.steps_per_epoch
+        update = ProbedUpdate(config, trainer.policy, optimizer, total_steps=steps)
         update.vectors, update.look = vectors, look
         update.enter_stage(trainer.stage)
         trainer.update = update

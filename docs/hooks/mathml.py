@@ -24,10 +24,9 @@ def on_page_content(content: str, *, page: Any, **_: Any) -> str:
     def mathml(match: re.Match[str]) -> str:
         formula = html.unescape(match[2]).strip()
         try:
-            found = inline(formula) if match[1] == "span" else display(formula)
+            return inline(formula) if match[1] == "span" else display(formula)
         except Exception as error:
             raise ValueError(f"{page.file.src_uri}: no MathML for the formula {formula!r}: {error}") from error
-        return found
 
     return _MATH.sub(mathml, content)
 

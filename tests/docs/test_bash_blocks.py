@@ -72,7 +72,7 @@ def check(words: Sequence[str]) -> None:
             return
     if program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), rest
-    elif program.endswith("pip") or program == "pip":
+    elif program.endswith("pip"):
         check_extras(rest)
     elif program.endswith("python") or program == "python3":
         check_python(rest)

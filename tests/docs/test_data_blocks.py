@@ -7,6 +7,7 @@ import importlib
 import json
 
 import pytest
+import yaml
 
 from gradbalance_diffusers.config import load_config
 from pages import Block, blocks
@@ -15,8 +16,6 @@ from pages import Block, blocks
 @pytest.mark.parametrize("block", list(blocks("yaml")), ids=str)
 def test_yaml_is_a_configuration(block: Block) -> None:
     """A fragment, over the preset that it goes into: every key at the top is one override."""
-    import yaml
-
     # "..." stands for what the preset has.
     text = block.code.replace(", ...}", "}").replace("[...]", "")
     sections = yaml.safe_load(text)
