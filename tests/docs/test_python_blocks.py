@@ -41,6 +41,12 @@ def _forget_accelerator() -> None:
         state.GradientState._reset_state()
 
 
+def _forget_compiled() -> None:
+    """A model compiled here for one shape would have later ones compiled for any, to other graphs."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
 PYTHON = [page for page in PAGES if any(True for _ in blocks("python", page))]
 
 
@@ -55,6 +61,7 @@ def test_blocks_run_from_top_to_bottom(
     torch.manual_seed(0)
     request.addfinalizer(_leave_process_group)
     request.addfinalizer(_forget_accelerator)
+    request.addfinalizer(_forget_compiled)
     scope: dict[str, Any] = {"__name__": name_of(page)}
     setup = setup_of(page)
     if setup.exists():

@@ -1,6 +1,8 @@
-"""A small model with three objectives, fresh for each test."""
+"""A small model with three objectives, and a compiler that remembers no other test, fresh for each test."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,3 +19,11 @@ def model() -> nn.Sequential:
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(8, 4)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Models compiled before, for other shapes, have the next one compiled for any shape, to another graph."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -201,6 +201,7 @@ def test_groups_that_overlap_are_refused() -> None:
         backward({"a": shared.sum()}, [shared, head, shared], MGDA())
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_with_an_objective_that_wakes_up() -> None:
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

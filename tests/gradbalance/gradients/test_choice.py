@@ -92,6 +92,7 @@ def test_nothing_reached_is_an_error() -> None:
         collect(objectives, Rows([other], 1), explore(objectives.roots), collector="auto", check=False)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_modules_fall_to_passes(nft_loss: MakeLoss) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     compiled = torch.compile(model, backend="aot_eager")
