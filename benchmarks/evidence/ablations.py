@@ -12,8 +12,8 @@ from benchmarks.report import Result
 MARBLE = "balance.method=marble"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "marble": (MARBLE,),  # N = 8, rho = 0.7, centered, exact masks, the direction cached
-    **{f"N = {n}": (MARBLE, f"balance.interval={n}") for n in (1, 5, 20)},
-    **{f"rho = {decay:g}": (MARBLE, f"balance.ema_decay={decay:g}") for decay in (0.1, 0.5, 0.9)},
+    **{f"N = {n}": (MARBLE, f"balance.interval={n}") for n in (1, 5, 10, 20)},
+    **{f"rho = {decay:g}": (MARBLE, f"balance.ema_decay={decay:g}") for decay in (0.1, 0.3, 0.5, 0.9)},
     "no normalization": ("balance.method=mgda-raw",),
     "fixed coefficients": ("balance.method=mean",),
     "uniform from the 15th step": (MARBLE, "balance.uniform_after=15"),
