@@ -84,6 +84,7 @@ class Comparison:
             axis.axvline(0, color="0.6", linewidth=1, zorder=0)
             axis.set_yticks(range(len(variants)), variants if k % columns == 0 else [], fontsize=8)
             axis.set_ylim(len(variants) - 0.5, -0.5)
+            axis.locator_params(axis="x", nbins=5)  # labels of small differences are long
             axis.set_title(reward, fontsize=9, loc="left")
         for axis in axes[len(self.rewards) :]:
             axis.set_axis_off()
