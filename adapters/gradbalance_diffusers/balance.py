@@ -27,7 +27,8 @@ def make_balancer(
     * ``"marble"``: :class:`gradbalance.MARBLE`, the paper's method.
     * ``"mgda"``: the min-norm point of the normalized rows, solved afresh on every step, no memory.
     * ``"mgda-raw"``: the same of the rows as they are, for comparison: the shortest row gets the largest weight.
-    * ``"nash"``: :class:`gradbalance.NashMTL`, solved every ``interval`` steps.
+    * ``"nash"``: :class:`gradbalance.NashMTL`, solved every ``interval`` steps; rescaled, since the common part of the
+      loss and the KL term stay outside the balancing.
     * ``"mean"``: fixed 1/K on losses of separately normalized advantages.
     * ``"weighted-sum"``: the rewards are summed before the advantage (one objective), so nothing is left to balance.
     """
@@ -48,7 +49,7 @@ def make_balancer(
     if method in ("mgda", "mgda-raw"):
         return gb.MGDA(normalize=method == "mgda", floor=config.floor, preference=preference)
     if method == "nash":
-        return gb.NashMTL(interval=config.interval)
+        return gb.NashMTL(interval=config.interval, rescale=True)
     if method == "mean":
         return Observed(gb.Mean(), config.interval)
     if method == WEIGHTED_SUM:

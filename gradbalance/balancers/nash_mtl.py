@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradbalance.balancers.state import check_gram_count, check_keys, checked_interval, flag, floats, saved_count, whole
 from gradbalance.balancers.unit_rows import UnitRows, no_signal, unit_rows
-from gradbalance.errors import StateError
+from gradbalance.errors import InvalidArgumentError, StateError
 from gradbalance.solvers import Solution, nash
 
 
@@ -21,23 +23,30 @@ class NashMTL:
     does not carry over, and clipping the gradient norm is usual (Navon et al. clip to 1). To report shares, use
     ``coefficients``: ``c_k |g_k| / sum_j c_j |g_j|``.
 
+    Clipping does not help a term that is added outside the balancing (``extra_loss``: a KL term, a trust region): next
+    to small gradients a direction of norm sqrt(K) drowns it. With ``rescale`` the weights are those above times
+    ``N / sqrt(V)``, over the V rows that are not zero, N the mean of their norms: the same direction with norm N, so
+    learning rate and extra loss keep their meaning, as with :class:`MARBLE`.
+
     A zero row is left out (weight 0) and the others bargain among themselves; if all are zero, all weights are 0. At a
     Pareto-stationary point no solution exists: the last good weights are kept (before any, the finite regularized
     weights of :func:`gradbalance.nash`), and ``failures`` counts the event.
 
     Args:
         interval: Optimizer steps between two solves, >= 1; in between the weights are reused.
+        rescale: Give the direction the mean norm of the rows in place of sqrt(K).
 
     Attributes:
         solution: Certificate of the last solve, over the rows that are not zero; None before and after loading a state.
         failures: How many solves found no solution.
 
     Raises:
-        InvalidArgumentError: ``interval`` is not an integer >= 1; when called, ``gram`` is no Gramian or K has changed.
+        InvalidArgumentError: ``interval`` is not an integer >= 1, or ``rescale`` no bool; when called, ``gram`` is no Gramian or K has changed.
         NonFiniteError: When called with NaN or Inf; the state stays as it was.
 
     References:
-        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1.
+        Navon et al. 2022, Multi-task learning as a bargaining game, arXiv 2202.01017, claim 3.1. ``rescale`` is this
+        library's.
 
     Example:
         >>> balancer = NashMTL()
@@ -45,10 +54,15 @@ class NashMTL:
         tensor([0.5000, 2.0000], dtype=torch.float64)
         >>> balancer.coefficients
         tensor([0.5000, 0.5000], dtype=torch.float64)
+        >>> NashMTL(rescale=True)(torch.tensor([[4.0, 0.0], [0.0, 0.25]])) * 2**0.5  # N = 1.25
+        tensor([0.6250, 2.5000], dtype=torch.float64)
     """
 
-    def __init__(self, interval: int = 1) -> None:
+    def __init__(self, interval: int = 1, rescale: bool = False) -> None:
         self.interval = checked_interval(interval)
+        if not isinstance(rescale, bool):
+            raise InvalidArgumentError(f"`rescale` should be True or False. Found rescale = {rescale!r}.")
+        self.rescale = rescale
         self.solution: Solution | None = None
         self.failures = 0
         self._weights: list[float] | None = None
@@ -72,7 +86,8 @@ class NashMTL:
         return self.weights
 
     def _take(self, rows: UnitRows, solution: Solution) -> None:
-        self._weights = rows.spread(solution.weights / rows.norms[rows.valid]).tolist()
+        length = rows.mean_norm / math.sqrt(np.count_nonzero(rows.valid)) if self.rescale else 1.0
+        self._weights = rows.spread(solution.weights * (length / rows.norms[rows.valid])).tolist()
         self._shares = rows.spread(solution.weights / solution.weights.sum()).tolist()
         self._solved = solution.found
 
@@ -133,4 +148,4 @@ class NashMTL:
         self.solution = None
 
     def __repr__(self) -> str:
-        return f"NashMTL(interval={self.interval})"
+        return f"NashMTL(interval={self.interval}, rescale={self.rescale})"

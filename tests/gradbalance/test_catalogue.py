@@ -104,6 +104,9 @@ OURS = {
         objectives=3,
     ),
     "NashMTL()": Row(gb.NashMTL, [*STATEFUL, *SOLVED, zero_rows_get_zero_weight, equal_gain], UNIT_DIRECTIONS),
+    "NashMTL(rescale)": Row(
+        lambda: gb.NashMTL(rescale=True), [*STATEFUL, *SOLVED, zero_rows_get_zero_weight], UNIT_DIRECTIONS
+    ),
     "NashMTL(interval=3)": Row(lambda: gb.NashMTL(interval=3), [*STATEFUL, *SOLVED, equal_gain], UNIT_DIRECTIONS),
     "MARBLE()": Row(gb.MARBLE, [*STATEFUL, *UNIT_ROWS], UNIT_DIRECTIONS),
     "MARBLE(interval=3)": Row(lambda: gb.MARBLE(interval=3), [*STATEFUL, *UNIT_ROWS], UNIT_DIRECTIONS),

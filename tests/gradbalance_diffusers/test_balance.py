@@ -26,6 +26,12 @@ def test_methods(method: str, kind: type) -> None:
     assert type(make_balancer(BalanceConfig(method=method))) is kind
 
 
+def test_nash_has_the_length_of_the_gradients_so_that_the_common_part_and_kl_keep_their_weight() -> None:
+    rows = 0.01 * torch.eye(3, dtype=torch.float64)
+    weights = make_balancer(BalanceConfig(method="nash"))(rows @ rows.T)
+    assert (weights @ rows).norm() == pytest.approx(0.01)
+
+
 def test_mgda_looks_at_directions_and_mgda_raw_at_lengths_too() -> None:
     gram = torch.diag(torch.tensor([1.0, 100.0], dtype=torch.float64))
     normalized, raw = (make_balancer(BalanceConfig(method=method))(gram) for method in ("mgda", "mgda-raw"))

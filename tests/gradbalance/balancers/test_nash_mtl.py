@@ -26,6 +26,19 @@ def test_weights_and_shares() -> None:
     assert balancer.failures == 0
 
 
+def test_rescaled_it_is_the_same_direction_with_the_mean_norm_of_the_rows() -> None:
+    rows = torch.randn(4, 30, dtype=torch.float64) * torch.tensor([[1e3], [1.0], [0.0], [10.0]])
+    plain, balancer = NashMTL()(rows @ rows.T), NashMTL(rescale=True)
+    weights = balancer(rows @ rows.T)
+    mean_norm = rows[[0, 1, 3]].norm(dim=1).mean()
+    torch.testing.assert_close((weights @ rows).norm(), mean_norm)
+    torch.testing.assert_close(weights @ rows / mean_norm, plain @ rows / 3**0.5)
+    torch.testing.assert_close(
+        balancer(1e-6 * rows @ rows.T), weights
+    )  # gradients a thousandth as long: so is the step
+    torch.testing.assert_close(balancer.coefficients, plain * rows.norm(dim=1) / (plain * rows.norm(dim=1)).sum())
+
+
 @pytest.mark.parametrize("interval", [1, 3])
 def test_solves_on_every_interval_th_step(interval: int) -> None:
     balancer, refreshes = NashMTL(interval), []
@@ -147,6 +160,11 @@ def test_missing_keys_are_named() -> None:
 def test_bad_interval(interval: object) -> None:
     with pytest.raises(InvalidArgumentError, match="interval"):
         NashMTL(interval)  # type: ignore[arg-type]
+
+
+def test_bad_rescale() -> None:
+    with pytest.raises(InvalidArgumentError, match="rescale"):
+        NashMTL(rescale="mean")  # type: ignore[arg-type]
 
 
 def test_another_number_of_objectives_is_refused() -> None:
