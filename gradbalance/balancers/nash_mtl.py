@@ -41,7 +41,8 @@ class NashMTL:
         failures: How many solves found no solution.
 
     Raises:
-        InvalidArgumentError: ``interval`` is not an integer >= 1, or ``rescale`` no bool; when called, ``gram`` is no Gramian or K has changed.
+        InvalidArgumentError: ``interval`` is not an integer >= 1, or ``rescale`` no bool; when called, ``gram`` is no
+            Gramian or K has changed.
         NonFiniteError: When called with NaN or Inf; the state stays as it was.
 
     References:
