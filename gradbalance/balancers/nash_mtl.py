@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +24,8 @@ class NashMTL:
 
     Clipping does not help a term that is added outside the balancing (``extra_loss``: a KL term, a trust region): next
     to small gradients a direction of norm sqrt(K) drowns it. With ``rescale`` the weights are those above times
-    ``N / sqrt(V)``, over the V rows that are not zero, N the mean of their norms: the same direction with norm N, so
-    learning rate and extra loss keep their meaning, as with :class:`MARBLE`.
+    ``N / sqrt(V)``, over the V rows that are not zero, N the mean of their norms. Where a solution exists that is the
+    same direction with norm N, so learning rate and extra loss keep their meaning, as with :class:`MARBLE`.
 
     A zero row is left out (weight 0) and the others bargain among themselves; if all are zero, all weights are 0. At a
     Pareto-stationary point no solution exists: the last good weights are kept (before any, the finite regularized
@@ -87,8 +86,11 @@ class NashMTL:
         return self.weights
 
     def _take(self, rows: UnitRows, solution: Solution) -> None:
-        length = rows.mean_norm / math.sqrt(np.count_nonzero(rows.valid)) if self.rescale else 1.0
-        self._weights = rows.spread(solution.weights * (length / rows.norms[rows.valid])).tolist()
+        if self.rescale:
+            weights = rows.on_raw_rows(rows.spread(solution.weights / math.sqrt(len(solution.weights))))
+        else:
+            weights = rows.spread(solution.weights / rows.norms[rows.valid])
+        self._weights = weights.tolist()
         self._shares = rows.spread(solution.weights / solution.weights.sum()).tolist()
         self._solved = solution.found
 

@@ -33,9 +33,8 @@ def test_rescaled_it_is_the_same_direction_with_the_mean_norm_of_the_rows() -> N
     mean_norm = rows[[0, 1, 3]].norm(dim=1).mean()
     torch.testing.assert_close((weights @ rows).norm(), mean_norm)
     torch.testing.assert_close(weights @ rows / mean_norm, plain @ rows / 3**0.5)
-    torch.testing.assert_close(
-        balancer(1e-6 * rows @ rows.T), weights
-    )  # gradients a thousandth as long: so is the step
+    # Of gradients a thousandth as long the weights are the same, so the step is a thousandth as long.
+    torch.testing.assert_close(balancer(1e-6 * rows @ rows.T), weights)
     torch.testing.assert_close(balancer.coefficients, plain * rows.norm(dim=1) / (plain * rows.norm(dim=1)).sum())
 
 
